@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from support.checkpoints import with_long_context
 from support.every_byte import every_byte_model
 from support.served import Served, descendants, eventually, serve, value
 
@@ -20,9 +23,18 @@ NAME = "every-byte"
 OPTIONS = ("--served-model-name", NAME, "--dtype", "float32", "--api-key", "one", "--api-key", "two")
 
 
+LONG = 8000
+"""Tokens of responses that do not end before a test interrupts them."""
+
+
+@pytest.fixture(scope="module")
+def model(run_folder, tmp_path_factory) -> Path:
+    return with_long_context(every_byte_model(run_folder), tmp_path_factory.mktemp("longer"))
+
+
 @pytest.fixture(scope="module", params=["0", "2"], ids=["one-process", "two-processes"])
-def served(request, run_folder) -> Iterator[Served]:
-    with serve(every_byte_model(run_folder), *OPTIONS, "--api-processes", request.param) as server:
+def served(request, model) -> Iterator[Served]:
+    with serve(model, *OPTIONS, "--api-processes", request.param) as server:
         yield server
 
 
@@ -112,7 +124,7 @@ def test_several_clients_read_a_stream_while_it_runs(served, client):
 
 
 def test_a_cancelled_response_is_freed_and_its_readers_end(served, client):
-    begun = ask(client, 600, stream=True)
+    begun = ask(client, LONG, stream=True)
     first = next(iter(begun))
     cancelled = client.responses.cancel(first.response.id)
     assert cancelled.status == "cancelled"
@@ -127,7 +139,7 @@ def test_a_cancelled_response_is_freed_and_its_readers_end(served, client):
 
 
 def test_a_deleted_response_is_freed_and_its_readers_end(served, client):
-    begun = ask(client, 600, stream=True)
+    begun = ask(client, LONG, stream=True)
     first = next(iter(begun))
     client.responses.delete(first.response.id)
     assert list(begun)[-1:] != [first]
@@ -137,7 +149,7 @@ def test_a_deleted_response_is_freed_and_its_readers_end(served, client):
 
 
 def test_a_response_belongs_to_its_key(served, client):
-    begun = ask(client, 600)
+    begun = ask(client, LONG)
     other = client_of(served, "two").responses
     for _ in range(4):
         for call in (other.retrieve, other.cancel, other.delete):
@@ -150,12 +162,14 @@ def test_a_response_belongs_to_its_key(served, client):
 
 @pytest.mark.long
 @pytest.mark.parametrize("processes", ["0", "2"])
-@pytest.mark.parametrize(("seconds", "count"), [("60", 1), ("1", 40)], ids=["time-enough", "too-little-time"])
-def test_the_end_of_the_server_ends_responses(run_folder, processes, seconds, count):
+@pytest.mark.parametrize(
+    ("seconds", "count", "length"), [("60", 1, 600), ("1", 3, LONG)], ids=["time-enough", "too-little-time"]
+)
+def test_the_end_of_the_server_ends_responses(model, processes, seconds, count, length):
     options = (*OPTIONS, "--api-processes", processes, "--drain-timeout", seconds)
-    with serve(every_byte_model(run_folder), *options) as server:
+    with serve(model, *options) as server:
         client = client_of(server)
-        streams = [ask(client, 600, stream=True) for _ in range(count)]
+        streams = [ask(client, length, stream=True) for _ in range(count)]
         first = [next(iter(stream)) for stream in streams]
         following = [
             client.responses.retrieve(event.response.id, stream=True, starting_after=event.sequence_number)
@@ -164,18 +178,16 @@ def test_the_end_of_the_server_ends_responses(run_folder, processes, seconds, co
         assert server.stop(signal.SIGTERM) == 0, server.log
         rest = [list(stream) for stream in streams]
         assert [list(stream) for stream in following] == rest
-        last = {events[-1].type for events in rest}
-        assert last <= {"response.incomplete", "response.failed"}
-        assert ("response.failed" in last) == (count > 1)
-        failed = [events[-1].response for events in rest if events[-1].type == "response.failed"]
-        assert all(response.error.message.endswith("the server ends") for response in failed)
+        last = [events[-1] for events in rest]
+        assert {event.type for event in last} == {"response.failed" if length == LONG else "response.incomplete"}
+        assert all(event.response.error.message.endswith("the server ends") for event in last if length == LONG)
 
 
 @pytest.mark.long
-def test_a_response_whose_process_is_lost_fails(run_folder):
-    with serve(every_byte_model(run_folder), *OPTIONS, "--api-processes", "2") as server:
+def test_a_response_whose_process_is_lost_fails(model):
+    with serve(model, *OPTIONS, "--api-processes", "2") as server:
         client = client_of(server)
-        begun = [ask(client, 600, stream=stream) for stream in (False, False, True, True)]
+        begun = [ask(client, LONG, stream=stream) for stream in (False, False, True, True)]
         ids = [begun[0].id, begun[1].id, *(next(iter(stream)).response.id for stream in begun[2:])]
         for pid in descendants(server.process.pid):
             if "orca_master.api_processes.api_process" in Path(f"/proc/{pid}/cmdline").read_text():
@@ -194,3 +206,51 @@ def test_a_response_whose_process_is_lost_fails(run_folder):
             assert [event.sequence_number for event in events] == list(range(len(events)))
             assert events[-1].type == "response.failed"
         assert eventually(lambda: running(server) == 0)
+
+
+@pytest.mark.exhaustive
+def test_many_clients_that_do_everything_at_once(served, client):
+    """Each stream is whole for every reader, whatever the others do; in the end nothing runs."""
+
+    def follow(response_id: str, step: int) -> list[Any]:
+        """Read a stream in pieces of `step` events, each in a connection of its own."""
+        read: list[Any] = []
+        while True:
+            after = read[-1].sequence_number if read else openai.omit
+            try:
+                piece = []
+                with client_of(served).responses.retrieve(response_id, stream=True, starting_after=after) as stream:
+                    piece += itertools.islice(stream, step)
+            except openai.NotFoundError:
+                return read
+            if not piece:
+                return read
+            read += piece
+
+    def live(seed: int) -> None:
+        chance = random.Random(seed)
+        own = client_of(served)
+        stream = ask(own, chance.randint(1, 120), stream=True, temperature=1)
+        response_id = next(iter(stream)).response.id
+        if chance.random() < 0.5:
+            stream.close()
+        with ThreadPoolExecutor(3) as pool:
+            readers = [pool.submit(follow, response_id, chance.choice([3, 20, 1000])) for _ in range(3)]
+            if chance.random() < 0.3:
+                own.responses.cancel(response_id)
+            is_deleted = chance.random() < 0.2
+            if is_deleted:
+                own.responses.delete(response_id)
+            every = [reader.result() for reader in readers]
+        longest = max(every, key=len)
+        assert [event.sequence_number for event in longest] == list(range(len(longest)))
+        assert all(events == longest[: len(events)] for events in every)
+        if not is_deleted:
+            assert every == [longest] * 3
+            assert longest[-1].type == "response.incomplete"
+
+    with ThreadPoolExecutor(16) as pool:
+        for finished in [pool.submit(live, seed) for seed in range(40)]:
+            finished.result()
+    assert eventually(lambda: running(served) == 0)
+    assert ended(client, ask(client, 5).id).status == "incomplete"
