@@ -8,6 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ResponsePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESPONSE_PHASE_UNSPECIFIED: _ClassVar[ResponsePhase]
+    RESPONSE_PHASE_STORED: _ClassVar[ResponsePhase]
+    RESPONSE_PHASE_QUEUED: _ClassVar[ResponsePhase]
+    RESPONSE_PHASE_IN_PROGRESS: _ClassVar[ResponsePhase]
+    RESPONSE_PHASE_ENDED: _ClassVar[ResponsePhase]
+    RESPONSE_PHASE_CANCELLED: _ClassVar[ResponsePhase]
+    RESPONSE_PHASE_LOST: _ClassVar[ResponsePhase]
+
 class EndedAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ENDED_AS_NOT_COUNTED: _ClassVar[EndedAs]
@@ -50,6 +60,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
     FINISH_REASON_FAULT: _ClassVar[FinishReason]
+RESPONSE_PHASE_UNSPECIFIED: ResponsePhase
+RESPONSE_PHASE_STORED: ResponsePhase
+RESPONSE_PHASE_QUEUED: ResponsePhase
+RESPONSE_PHASE_IN_PROGRESS: ResponsePhase
+RESPONSE_PHASE_ENDED: ResponsePhase
+RESPONSE_PHASE_CANCELLED: ResponsePhase
+RESPONSE_PHASE_LOST: ResponsePhase
 ENDED_AS_NOT_COUNTED: EndedAs
 ENDED_AS_STOP: EndedAs
 ENDED_AS_ABORT: EndedAs
@@ -80,20 +97,30 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_FAULT: FinishReason
 
 class ToMaster(_message.Message):
-    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response")
+    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ASK_METRICS_FIELD_NUMBER: _ClassVar[int]
     STORE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ASK_RESPONSES_FIELD_NUMBER: _ClassVar[int]
     DELETE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ADVANCE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    END_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ASK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     release: Release
     ask_metrics: AskMetrics
     store_response: StoreResponse
     ask_responses: AskResponses
     delete_response: DeleteResponse
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ...) -> None: ...
+    begin_response: BeginResponse
+    advance_response: AdvanceResponse
+    end_response: EndResponse
+    cancel_response: CancelResponse
+    ask_events: AskEvents
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ...) -> None: ...
 
 class StoreResponse(_message.Message):
     __slots__ = ("number", "stored")
@@ -128,10 +155,82 @@ class AskResponses(_message.Message):
     def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ..., with_previous: _Optional[bool] = ...) -> None: ...
 
 class StoredResponses(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "phase", "num_events")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENTS_FIELD_NUMBER: _ClassVar[int]
     data: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, data: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    phase: ResponsePhase
+    num_events: int
+    def __init__(self, data: _Optional[_Iterable[bytes]] = ..., phase: _Optional[_Union[ResponsePhase, str]] = ..., num_events: _Optional[int] = ...) -> None: ...
+
+class BeginResponse(_message.Message):
+    __slots__ = ("number", "stored", "events")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stored: StoredResponse
+    events: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., stored: _Optional[_Union[StoredResponse, _Mapping]] = ..., events: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AdvanceResponse(_message.Message):
+    __slots__ = ("number", "response_id", "owner", "events")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response_id: str
+    owner: str
+    events: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ..., events: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class EndResponse(_message.Message):
+    __slots__ = ("number", "response_id", "owner", "data", "events")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response_id: str
+    owner: str
+    data: bytes
+    events: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ..., data: _Optional[bytes] = ..., events: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ("number", "response_id", "owner")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response_id: str
+    owner: str
+    def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class AskEvents(_message.Message):
+    __slots__ = ("number", "response_id", "owner", "after")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response_id: str
+    owner: str
+    after: int
+    def __init__(self, number: _Optional[int] = ..., response_id: _Optional[str] = ..., owner: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class EventPage(_message.Message):
+    __slots__ = ("events", "num_events", "phase")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedScalarFieldContainer[bytes]
+    num_events: int
+    phase: ResponsePhase
+    def __init__(self, events: _Optional[_Iterable[bytes]] = ..., num_events: _Optional[int] = ..., phase: _Optional[_Union[ResponsePhase, str]] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ("number", "response_id", "owner")
@@ -208,16 +307,32 @@ class Choices(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., count: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class FromMaster(_message.Message):
-    __slots__ = ("hello", "answer", "outputs", "status")
+    __slots__ = ("hello", "answer", "outputs", "status", "responses_changed", "stop_response")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    STOP_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     answer: Answer
     outputs: Outputs
     status: EngineStatus
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
+    responses_changed: ResponsesChanged
+    stop_response: StopResponse
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ..., responses_changed: _Optional[_Union[ResponsesChanged, _Mapping]] = ..., stop_response: _Optional[_Union[StopResponse, _Mapping]] = ...) -> None: ...
+
+class ResponsesChanged(_message.Message):
+    __slots__ = ("response_ids",)
+    RESPONSE_IDS_FIELD_NUMBER: _ClassVar[int]
+    response_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, response_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StopResponse(_message.Message):
+    __slots__ = ("response_id",)
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    response_id: str
+    def __init__(self, response_id: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("model_path", "config", "status")

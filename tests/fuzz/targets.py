@@ -41,14 +41,26 @@ def _link() -> Check:
 
 def _link_seeds() -> list[bytes]:
     from orca_master.api_processes.link_codec import encode_to_master
-    from orca_master.api_processes.link_messages import AskMetrics, AskResponses, Release, StoreResponse, Submit
+    from orca_master.api_processes.link_messages import (
+        AskEvents,
+        AskMetrics,
+        AskResponses,
+        BeginResponse,
+        EndResponse,
+        Release,
+        StoreResponse,
+        Submit,
+    )
     from orca_master.endpoint.response_store import StoredResponse
     from orca_master.engine.messages import Submission
     from orca_master.scheduling.sampling_parameters import SamplingParameters
 
     submission = Submission("a", (1, 2), 4, SamplingParameters(logit_bias=((1, 0.5),)), frozenset({0}))
     stored = StoreResponse(3, StoredResponse("resp_1", "", "resp_0", b"{}"))
+    begun = BeginResponse(5, stored.stored, [b"a", b"b"])
+    background = (begun, EndResponse(6, "", "a", b"{}", [b"c"]), AskEvents(7, "", "a", -1))
     messages = (Submit(1, submission), Release("a", "stop"), AskMetrics(2), stored, AskResponses(4, "", "a", True))
+    messages = (*messages, *background)
     return [encode_to_master(message) for message in messages]
 
 

@@ -29,6 +29,7 @@ def test_requests_come_in_the_order_of_their_lines(tmp_path):
         ({"url": ["/v1/completions"]}, "url: one of /v1/chat/completions, "),
         ({"body": "x"}, "body: an object is expected"),
         ({"body": {"stream": True}}, "body.stream: answers of a batch are not streamed"),
+        ({"body": {"background": True}}, "body.background: a batch waits for its answers"),
     ],
 )
 def test_an_invalid_line_is_named_by_its_number_and_field(tmp_path, change, words):

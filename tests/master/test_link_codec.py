@@ -22,20 +22,36 @@ from orca_master.api_processes.link_codec import (
     encode_to_master,
 )
 from orca_master.api_processes.link_messages import (
+    AdvanceResponse,
     Answer,
+    AskEvents,
     AskMetrics,
     AskResponses,
+    BeginResponse,
+    CancelResponse,
     DeleteResponse,
+    EndResponse,
+    FromMaster,
     Hello,
     LinkError,
     Outputs,
     Release,
+    ResponsesChanged,
+    StopResponse,
     StoreResponse,
     Submit,
+    ToMaster,
 )
 from orca_master.api_processes.link_requests import MAX_TEXT
 from orca_master.endpoint.config import EndpointConfig
-from orca_master.endpoint.response_store import StoredResponse, StoreLimits
+from orca_master.endpoint.response_store import (
+    MAX_NUMBER,
+    EventPage,
+    FoundResponse,
+    Phase,
+    StoredResponse,
+    StoreLimits,
+)
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
@@ -167,23 +183,28 @@ outputs = build(
     logprobs=st.none() | logprobs,
     num_cached=uint32,
 )
+stored = build(StoredResponse, response_id=ids, owner=texts, previous=texts, data=st.binary(max_size=50))
+events = st.lists(st.binary(max_size=50), max_size=3)
 to_master = st.one_of(
     build(Submit, number=uint64, submission=submissions),
     build(Release, request_id=texts, ended_as=st.sampled_from([None, "stop", "abort"])),
     build(AskMetrics, number=uint64),
-    build(
-        StoreResponse,
-        number=uint64,
-        stored=build(StoredResponse, response_id=ids, owner=texts, previous=texts, data=st.binary(max_size=50)),
-    ),
+    build(StoreResponse, number=uint64, stored=stored),
     build(AskResponses, number=uint64, owner=texts, response_id=ids, with_previous=st.booleans()),
     build(DeleteResponse, number=uint64, owner=texts, response_id=ids),
+    build(BeginResponse, number=uint64, stored=stored, events=events),
+    build(AdvanceResponse, number=uint64, owner=texts, response_id=ids, events=events),
+    build(EndResponse, number=uint64, owner=texts, response_id=ids, data=st.binary(max_size=50), events=events),
+    build(CancelResponse, number=uint64, owner=texts, response_id=ids),
+    build(AskEvents, number=uint64, owner=texts, response_id=ids, after=st.integers(-1, MAX_NUMBER)),
 )
 from_master = st.one_of(
     build(Hello, model_path=paths, config=configs, status=statuses),
     build(Answer, number=uint64, value=st.none() | st.binary(max_size=50), error=st.none()),
     build(Outputs, outputs=st.lists(outputs, max_size=5)),
     statuses,
+    build(ResponsesChanged, response_ids=st.lists(texts, max_size=3)),
+    build(StopResponse, response_id=texts),
 )
 
 CARRIED = {
@@ -194,6 +215,15 @@ CARRIED = {
     StoredResponse: pb.StoredResponse,
     AskResponses: pb.AskResponses,
     DeleteResponse: pb.DeleteResponse,
+    BeginResponse: pb.BeginResponse,
+    AdvanceResponse: pb.AdvanceResponse,
+    EndResponse: pb.EndResponse,
+    CancelResponse: pb.CancelResponse,
+    AskEvents: pb.AskEvents,
+    EventPage: pb.EventPage,
+    FoundResponse: pb.StoredResponses,
+    ResponsesChanged: pb.ResponsesChanged,
+    StopResponse: pb.StopResponse,
     StoreLimits: pb.StoreLimits,
     Submission: pb.Submission,
     SamplingParameters: engine_pb2.Sampling,
@@ -237,6 +267,7 @@ def test_the_wire_has_every_member_of_an_enumeration():
         (EngineState, pb.EngineState, "ENGINE_STATE_"),
         (FinishReason, pb.FinishReason, "FINISH_REASON_"),
         (GrammarKind, pb.GrammarKind, "GRAMMAR_KIND_"),
+        (Phase, pb.ResponsePhase, "RESPONSE_PHASE_"),
     ):
         assert {f"{prefix}{member.name}" for member in members} | {f"{prefix}UNSPECIFIED"} == set(kind.keys())
     raised = {cls for cls in vars(errors).values() if isinstance(cls, type) and cls is not errors.ConfigurationError}
@@ -307,7 +338,7 @@ def test_the_master_takes_any_bytes(data):
         message = decode_to_master(data)
     except LinkError:
         return
-    assert isinstance(message, Submit | Release | AskMetrics | StoreResponse | AskResponses | DeleteResponse)
+    assert isinstance(message, ToMaster)
 
 
 @given(st.binary(max_size=200) | st.tuples(from_master.map(encode_from_master), st.binary(max_size=9)).map(b"".join))
@@ -316,7 +347,7 @@ def test_an_api_process_takes_any_bytes(data):
         message = decode_from_master(data)
     except LinkError:
         return
-    assert isinstance(message, Hello | Answer | Outputs | EngineStatus)
+    assert isinstance(message, FromMaster)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.endpoint.answer_parts import Parts
 from orca_master.endpoint.response_objects import begun_response
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.endpoint.response_prompt import chat_request
 from orca_master.endpoint.response_record import conversation_of, input_of, listed, record, response_of
+from orca_master.endpoint.response_store import FoundResponse, Phase
 from orca_master.text.tool_calls import CallDelta
 
 LOGPROB: Any = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
@@ -35,9 +37,28 @@ def recorded() -> bytes:
 
 
 def test_the_response_is_unchanged():
-    response = response_of(recorded())
+    response = response_of(FoundResponse(recorded(), Phase.STORED, 0))
     assert response["id"] == "resp_12"
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "status"),
+    [
+        (Phase.STORED, "queued"),
+        (Phase.QUEUED, "queued"),
+        (Phase.IN_PROGRESS, "in_progress"),
+        (Phase.ENDED, "queued"),
+        (Phase.CANCELLED, "cancelled"),
+        (Phase.LOST, "failed"),
+    ],
+)
+def test_the_status_is_that_of_the_phase_or_of_the_record(phase, status):
+    body = ResponseRequest(input="a", background=True)
+    data = record(begun_response(body, "resp_12", 5, "m", True), body.items)
+    response = response_of(FoundResponse(data, phase, 0))
+    assert response["status"] == status
+    assert (response["error"] is not None) == (phase is Phase.LOST)
 
 
 def test_input_items_have_ids_and_parts():
@@ -51,7 +72,7 @@ def test_input_items_have_ids_and_parts():
 
 def test_the_conversation_is_that_of_the_items_themselves():
     items = conversation_of([recorded()])
-    output = response_of(recorded())["output"]
+    output = response_of(FoundResponse(recorded(), Phase.STORED, 0))["output"]
     last = {"type": "function_call_output", "call_id": "call_0", "output": "x"}
     whole = ResponseRequest.model_validate({"input": [*BODY.items, *output, last]})
     continued = ResponseRequest.model_validate({"input": [last]})

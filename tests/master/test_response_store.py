@@ -9,14 +9,10 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.endpoint import response_store
-from orca_master.endpoint.response_store import (
-    ENTRY_BYTES,
-    MAX_RESPONSE_BYTES,
-    MemoryStore,
-    StoredResponse,
-    StoreLimits,
-)
+from orca_master.endpoint import memory_store
+from orca_master.endpoint.memory_store import MemoryStore
+from orca_master.endpoint.response_shelves import ENTRY_BYTES
+from orca_master.endpoint.response_store import MAX_RESPONSE_BYTES, FoundResponse, Phase, StoredResponse, StoreLimits
 from orca_master.errors import RequestError
 
 T = TypeVar("T")
@@ -30,23 +26,29 @@ def put(store: MemoryStore, name: str, owner: str = "k", previous: str = "", siz
     return now(store.put(StoredResponse(name, owner, previous, name.encode() * size)))
 
 
+def data_of(store: MemoryStore, owner: str, name: str) -> bytes | None:
+    found = now(store.get(owner, name))
+    assert found is None or found == FoundResponse(found.data, Phase.STORED, 0)
+    return None if found is None else found.data
+
+
 def names(store: MemoryStore, owner: str = "k") -> str:
     """Names of the stored responses, without a use of them."""
-    shelf = store._shelves.get(owner)
+    shelf = store.shelves.by_owner.get(owner)
     return "" if shelf is None else "".join(shelf.responses)
 
 
 def test_a_response_belongs_to_its_owner():
     store = MemoryStore(StoreLimits())
     put(store, "a")
-    assert now(store.get("k", "a")) == b"a"
-    assert now(store.get("other", "a")) is None
+    assert data_of(store, "k", "a") == b"a"
+    assert data_of(store, "other", "a") is None
     assert now(store.conversation("other", "a")) == []
     assert not now(store.delete("other", "a"))
     assert now(store.delete("k", "a"))
     assert not now(store.delete("k", "a"))
-    assert now(store.get("k", "a")) is None
-    assert (store.count, store.num_bytes) == (0, 0)
+    assert data_of(store, "k", "a") is None
+    assert (store.shelves.count, store.shelves.num_bytes) == (0, 0)
 
 
 def test_a_conversation_is_all_responses_in_turn():
@@ -57,7 +59,7 @@ def test_a_conversation_is_all_responses_in_turn():
     assert now(store.conversation("k", "d")) == [b"a", b"b", b"d"]
     now(store.delete("k", "b"))
     assert now(store.conversation("k", "c")) == []
-    assert now(store.get("k", "c")) == b"c"
+    assert data_of(store, "k", "c") == b"c"
 
 
 def test_responses_that_continue_each_other_in_a_circle_end():
@@ -114,28 +116,28 @@ def test_age_counts_from_the_last_use():
     time = 6.0
     now(store.get("k", "a"))
     time = 11.0
-    assert now(store.get("k", "b")) is None
-    assert now(store.get("k", "a")) == b"a"
+    assert data_of(store, "k", "b") is None
+    assert data_of(store, "k", "a") == b"a"
     time = 22.0
     put(store, "c", owner="other")
-    assert (names(store), store.count) == ("", 1), "responses of all owners expire"
+    assert (names(store), store.shelves.count) == ("", 1), "responses of all owners expire"
 
 
 def test_an_id_is_stored_once():
     store = MemoryStore(StoreLimits())
     put(store, "a")
     put(store, "a", size=3)
-    assert (now(store.get("k", "a")), store.count, store.num_bytes) == (b"aaa", 1, ENTRY_BYTES + 3)
+    assert (data_of(store, "k", "a"), store.shelves.count, store.shelves.num_bytes) == (b"aaa", 1, ENTRY_BYTES + 3)
 
 
 def test_without_a_number_nothing_is_stored():
     store = MemoryStore(StoreLimits(count=0))
     assert not put(store, "a")
-    assert now(store.get("k", "a")) is None
+    assert data_of(store, "k", "a") is None
 
 
 def test_a_conversation_is_limited(monkeypatch):
-    monkeypatch.setattr(response_store, "MAX_CONVERSATION_BYTES", 3)
+    monkeypatch.setattr(memory_store, "MAX_CONVERSATION_BYTES", 3)
     store = MemoryStore(StoreLimits())
     put(store, "a", size=2)
     put(store, "b", previous="a", size=2)
@@ -156,7 +158,7 @@ def test_the_limits_hold_whatever_happens(steps):
             now(store.get(owner, name))
         else:
             now(store.delete(owner, name))
-        kept = [entry.stored for shelf in store._shelves.values() for entry in shelf.responses.values()]
-        assert len(kept) == store.count <= limits.count
-        assert sum(len(entry.data) + ENTRY_BYTES for entry in kept) == store.num_bytes <= limits.num_bytes
-        assert all(shelf.responses for shelf in store._shelves.values())
+        kept = [entry.stored for shelf in store.shelves.by_owner.values() for entry in shelf.responses.values()]
+        assert len(kept) == store.shelves.count <= limits.count
+        assert sum(len(entry.data) + ENTRY_BYTES for entry in kept) == store.shelves.num_bytes <= limits.num_bytes
+        assert all(shelf.responses for shelf in store.shelves.by_owner.values())

@@ -197,10 +197,16 @@ def test_a_recorded_response_is_read_as_a_chat_completion(run_folder, tmp_path):
     with serve(every_byte_model(run_folder), "--served-model-name", NAME, *options) as server:
         body = {"input": "Hi", "max_output_tokens": 5, "temperature": 0, "ignore_eos": True}
         response = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60).json()
-        recorded = httpx.get(f"{server.url}/v1/requests/{response['id']}").json()
-        assert recorded["status"] == "completed"
-        (choice,) = recorded["response"]["choices"]
-        assert choice["message"]["content"] == response["output"][0]["content"][0]["text"]
+        begun = httpx.post(f"{server.url}/v1/responses", json={**body, "background": True}, timeout=60).json()
+
+        def recorded(response_id: str) -> Any:
+            return httpx.get(f"{server.url}/v1/requests/{response_id}").json()
+
+        assert eventually(lambda: recorded(begun["id"])["status"] == "completed")
+        for response_id in (response["id"], begun["id"]):
+            assert recorded(response_id)["status"] == "completed"
+            (choice,) = recorded(response_id)["response"]["choices"]
+            assert choice["message"]["content"] == response["output"][0]["content"][0]["text"]
 
 
 def test_api_processes_share_their_stored_responses(run_folder):
@@ -229,6 +235,7 @@ def test_the_description_has_the_route(served):
     assert "post" in paths["/v1/responses"]
     assert {"get", "delete"} <= set(paths["/v1/responses/{response_id}"])
     assert "get" in paths["/v1/responses/{response_id}/input_items"]
+    assert "post" in paths["/v1/responses/{response_id}/cancel"]
     properties = description["components"]["schemas"]["ResponseRequest"]["properties"]
     assert properties["model"]["enum"] == [NAME]
     assert "at most 704 tokens" in properties["max_output_tokens"]["description"]

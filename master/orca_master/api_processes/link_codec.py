@@ -19,14 +19,13 @@ from orca_protos.http_limits import HttpLimits
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
-    AskResponses,
-    DeleteResponse,
     FromMaster,
     Hello,
     LinkError,
     Outputs,
     Release,
-    StoreResponse,
+    ResponsesChanged,
+    StopResponse,
     Submit,
     ToMaster,
 )
@@ -87,7 +86,7 @@ def encode_to_master(message: ToMaster) -> bytes:
             envelope.release.ended_as = _ENDED_AS[ended_as]
         case AskMetrics(number):
             envelope.ask_metrics.number = number
-        case StoreResponse() | AskResponses() | DeleteResponse():
+        case _:
             fill_response_message(envelope, message)
     return envelope.SerializeToString()
 
@@ -105,9 +104,10 @@ def decode_to_master(data: bytes) -> ToMaster:
             return Release(release.request_id, _ENDED_AS_OF_NUMBER[release.ended_as])
         case "ask_metrics":
             return AskMetrics(envelope.ask_metrics.number)
-        case "store_response" | "ask_responses" | "delete_response" as name:
+        case None:
+            raise LinkError("a message without content")
+        case name:
             return response_message_of(getattr(envelope, name))
-    raise LinkError("a message without content")
 
 
 def encode_from_master(message: FromMaster) -> bytes:
@@ -124,6 +124,12 @@ def encode_from_master(message: FromMaster) -> bytes:
                 _fill_error(envelope.answer.error, error)
         case EngineStatus():
             _fill_status(envelope.status, message)
+        case ResponsesChanged(response_ids):
+            envelope.responses_changed.SetInParent()
+            envelope.responses_changed.response_ids.extend(response_ids)
+        case StopResponse(response_id):
+            envelope.stop_response.SetInParent()
+            envelope.stop_response.response_id = response_id
         case Hello(model_path, config, status):
             envelope.hello.model_path = os.fsencode(model_path)
             _fill_config(envelope.hello.config, config)
@@ -143,6 +149,10 @@ def decode_from_master(data: bytes) -> FromMaster:
             return Answer(answer.number, value, _error_of(answer.error) if answer.HasField("error") else None)
         case "status":
             return _status_of(envelope.status)
+        case "responses_changed":
+            return ResponsesChanged(list(envelope.responses_changed.response_ids))
+        case "stop_response":
+            return StopResponse(envelope.stop_response.response_id)
         case "hello":
             hello = envelope.hello
             return Hello(Path(os.fsdecode(hello.model_path)), _config_of(hello.config), _status_of(hello.status))

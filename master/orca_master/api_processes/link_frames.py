@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 _TOKEN_BYTES = 5
 _BIAS_BYTES = _TOKEN_BYTES + 8
 _OTHER_BYTES = (64 << 10) + MAX_GRAMMAR_BYTES
-_RESPONSE_BYTES = (4 << 10) + MAX_RESPONSE_BYTES
+_RESPONSE_BYTES = (4 << 10) + 3 * MAX_RESPONSE_BYTES
 
 
 def max_request_bytes(status: EngineStatus) -> int:
@@ -32,7 +32,7 @@ def max_request_bytes(status: EngineStatus) -> int:
 
 
 def max_to_master_bytes(status: EngineStatus) -> int:
-    """Return the maximum frame to the master: a request, or a response that is stored."""
+    """Return the maximum frame to the master: a request, or a response that is stored, with two events."""
     return max(max_request_bytes(status), _RESPONSE_BYTES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -67,6 +68,71 @@ class DeleteResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginResponse:
+    """Stores a background response at its beginning. The Answer has no value, or the error of ResponseStore.begin."""
+
+    number: int
+    stored: StoredResponse
+    events: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceResponse:
+    """Adds events of a background response. The Answer has True (b"1") or False (b"") of ResponseStore.advance."""
+
+    number: int
+    owner: str
+    response_id: str
+    events: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class EndResponse:
+    """Ends a background response. The Answer has True (b"1") or False (b"") of ResponseStore.end."""
+
+    number: int
+    owner: str
+    response_id: str
+    data: bytes
+    events: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResponse:
+    """Cancels a background response. The Answer has no value."""
+
+    number: int
+    owner: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskEvents:
+    """Requests events with numbers above `after`. The Answer has an EventPage, or b"" if there is no such response.
+
+    If the page is empty and the response runs, ResponsesChanged comes at its next change.
+    """
+
+    number: int
+    owner: str
+    response_id: str
+    after: int
+
+
+ResponseMessage: TypeAlias = (
+    StoreResponse
+    | AskResponses
+    | DeleteResponse
+    | BeginResponse
+    | AdvanceResponse
+    | EndResponse
+    | CancelResponse
+    | AskEvents
+)
+"""Messages about stored responses."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """First message on a connection: the model, and the options for serving."""
 
@@ -91,5 +157,19 @@ class Outputs:
     outputs: list[Output]
 
 
-ToMaster: TypeAlias = Submit | Release | AskMetrics | StoreResponse | AskResponses | DeleteResponse
-FromMaster: TypeAlias = Hello | Answer | Outputs | EngineStatus
+@dataclass(frozen=True, slots=True)
+class ResponsesChanged:
+    """Background responses have changed for which the process has sent AskEvents."""
+
+    response_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StopResponse:
+    """Another than this process has ended the background response that the process generates."""
+
+    response_id: str
+
+
+ToMaster: TypeAlias = Submit | Release | AskMetrics | ResponseMessage
+FromMaster: TypeAlias = Hello | Answer | Outputs | EngineStatus | ResponsesChanged | StopResponse

@@ -14,27 +14,23 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
 
 from orca_master.api_processes.link_codec import ERROR_CLASSES, decode_to_master, encode_from_master
 from orca_master.api_processes.link_frames import max_to_master_bytes, receive, send
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
-    AskResponses,
-    DeleteResponse,
     FromMaster,
     Hello,
     LinkError,
     Outputs,
     Release,
-    StoreResponse,
     Submit,
     ToMaster,
 )
-from orca_master.api_processes.link_responses import FALSE, TRUE, encode_responses
+from orca_master.api_processes.response_server import ResponseLink, ResponseServer
 from orca_master.endpoint.config import EndpointConfig
-from orca_master.endpoint.response_store import MemoryStore
+from orca_master.endpoint.memory_store import MemoryStore
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import RequestError
@@ -56,7 +52,7 @@ class EngineServer:
 
     def __init__(self, engine: EngineClient, model_path: Path, config: EndpointConfig) -> None:
         self._engine = engine
-        self._responses = MemoryStore(config.stored_responses)
+        self._responses = ResponseServer(MemoryStore(config.stored_responses))
         self._model_path = model_path
         self._config = config
         self._announced = engine.status
@@ -112,6 +108,7 @@ class EngineServer:
             link.close()
             for request_id in [request_id for request_id, owner in self._owners.items() if owner is link]:
                 self._release(request_id, "abort")
+            self._responses.lose(link.responses)
             if link.fault:
                 logger.error("the link to API process %d is closed: %s", link.process, link.fault)
                 self.offenders.put_nowait(link.process)
@@ -126,12 +123,8 @@ class EngineServer:
                     self._release(request_id, ended_as)
             case AskMetrics(number):
                 await link.answer(number, self._engine.metrics())
-            case StoreResponse(number, stored):
-                await link.answer(number, _truth(self._responses.put(stored)))
-            case AskResponses(number, owner, response_id, with_previous):
-                await link.answer(number, self._stored(owner, response_id, with_previous))
-            case DeleteResponse(number, owner, response_id):
-                await link.answer(number, _truth(self._responses.delete(owner, response_id)))
+            case _:
+                await link.answer(message.number, self._responses.answer(link.responses, message))
 
     def _submit(self, link: _Link, submission: Submission) -> Coroutine[None, None, None]:
         """Submit a request immediately; the coroutine raises the error of a refusal."""
@@ -157,19 +150,9 @@ class EngineServer:
 
         return accept()
 
-    async def _stored(self, owner: str, response_id: str, with_previous: bool) -> bytes:
-        if with_previous:
-            return encode_responses(await self._responses.conversation(owner, response_id))
-        data = await self._responses.get(owner, response_id)
-        return encode_responses([] if data is None else [data])
-
     def _release(self, request_id: str, ended_as: str | None) -> None:
         del self._owners[request_id]
         self._engine.release(request_id, ended_as)
-
-
-async def _truth(answer: Coroutine[Any, Any, bool]) -> bytes:
-    return TRUE if await answer else FALSE
 
 
 async def _refuse(error: Exception) -> None:
@@ -181,6 +164,7 @@ class _Link:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
+        self.responses = ResponseLink(self.send)
         self.fault = ""
         peer: socket.socket = writer.get_extra_info("socket")
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

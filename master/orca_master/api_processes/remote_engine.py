@@ -22,9 +22,12 @@ from orca_master.api_processes.link_messages import (
     LinkError,
     Outputs,
     Release,
+    ResponsesChanged,
+    StopResponse,
     Submit,
     ToMaster,
 )
+from orca_master.api_processes.response_notices import ResponseNotices
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.request_limits import check_fits
@@ -73,6 +76,7 @@ class RemoteEngine(EngineClient):
         """Receivers of the submitted unfinished requests."""
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
+        self.notices = ResponseNotices()
         self._gone = False
 
     @property
@@ -125,6 +129,7 @@ class RemoteEngine(EngineClient):
         for request_id, receiver in list(self._receivers.items()):  # a receiver may release requests
             receiver(Output(request_id, None, FinishReason.ERROR, GONE))
         self._receivers.clear()
+        self.notices.close()
 
     def _handle(self, message: FromMaster) -> None:
         match message:
@@ -143,6 +148,8 @@ class RemoteEngine(EngineClient):
                 _settle(answer, value, error)
             case EngineStatus():
                 self._status = message
+            case ResponsesChanged() | StopResponse():
+                self.notices.handle(message)
             case Hello():
                 raise LinkError("a second Hello")
 

@@ -22,7 +22,6 @@ from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
 UNSUPPORTED = {
-    "background": "is not supported: leave the request open, with stream: true for long answers",
     "conversation": "is not supported: set previous_response_id, or send all items in input",
     "prompt": "prompt templates are not stored: send instructions and input",
     "max_tool_calls": "limits built-in tools, which this server does not have",
@@ -97,6 +96,7 @@ class ResponseRequest(Body):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: bool = True
+    background: bool = False
     previous_response_id: Name | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice = "auto"
@@ -141,6 +141,8 @@ class ResponseRequest(Body):
     def _fields_agree(self) -> ResponseRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed with stream: true")
+        if self.background and not self.store:
+            raise ValueError("background: is only allowed with store: true, because clients read the response later")
         if self.top_logprobs and not self.wants_logprobs:
             raise ValueError(f"top_logprobs: needs include: [{LOGPROBS!r}]")
         form = self.text.format or {"type": "text"}

@@ -68,6 +68,8 @@ def _request(line: Any) -> BatchRequest:
         raise ValueError(f"body: an object is expected, the body of a request to {url}")
     if body.get("stream"):
         raise ValueError("body.stream: answers of a batch are not streamed")
+    if body.get("background"):
+        raise ValueError("body.background: a batch waits for its answers")
     return BatchRequest(custom_id, url, body)
 
 

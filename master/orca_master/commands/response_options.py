@@ -16,15 +16,16 @@ def add_response_options(parser: argparse.ArgumentParser) -> None:
         type=_number_of_responses,
         metavar="N",
         default=limits.count,
-        help=f"maximum stored responses of /v1/responses, in the memory of the master; 0: none ({limits.count})",
+        help="maximum stored responses of /v1/responses, in the memory of the master, those that run in the background "
+        f"included; 0: none ({limits.count})",
     )
     parser.add_argument(
         "--max-stored-response-bytes",
         type=_number_of_bytes,
         metavar="BYTES",
         default=limits.num_bytes,
-        help="maximum memory of stored responses; a new one replaces the least recently used ones of the API key that "
-        f"has most ({limits.num_bytes})",
+        help="maximum memory of stored responses and of the events of those in the background; a new response replaces "
+        f"the least recently used ones of the API key that has most ({limits.num_bytes})",
     )
     parser.add_argument(
         "--stored-response-lifetime",

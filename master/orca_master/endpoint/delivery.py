@@ -7,6 +7,7 @@ COMMENT_SECONDS. A client that disconnects cancels its generation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -50,6 +51,23 @@ async def deliver_stream(
         first.cancel()
         raise
     return event_stream.EventStream(events(first), first, keep_alive)
+
+
+@contextlib.asynccontextmanager
+async def groups_of(
+    first: asyncio.Task[list[Piece]], pieces: AsyncIterator[list[Piece]]
+) -> AsyncIterator[AsyncIterator[list[Piece]]]:
+    """Yield an iterator over the pieces of `first` and the further `pieces`; close `pieces` at the end of the block."""
+
+    async def groups() -> AsyncIterator[list[Piece]]:
+        yield await first
+        async for together in pieces:
+            yield together
+
+    try:
+        yield groups()
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

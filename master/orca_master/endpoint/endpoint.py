@@ -13,11 +13,13 @@ from orca_master.bodies.body_checker import BodyChecker
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.answer_parts import AnswerFormat
+from orca_master.endpoint.background import BackgroundRuns
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.memory_store import MemoryStore
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ModelCard
-from orca_master.endpoint.response_store import MemoryStore, ResponseStore
+from orca_master.endpoint.response_store import ResponseStore
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.engine.engine_client import EngineClient
@@ -46,6 +48,7 @@ class Endpoint:
     """Of `responses`; None: in the memory of this process."""
     responses: ResponseStore = field(init=False)
     """Stored responses of /v1/responses."""
+    background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self, store: ResponseStore | None) -> None:
@@ -107,6 +110,11 @@ class Endpoint:
             self.resumable.interrupt()
 
     async def drain(self, more: float = 0.0) -> None:
-        """Wait for all running generations, at most the engine's drain timeout and `more` seconds."""
+        """Wait for all running generations, at most the engine's drain timeout and `more` seconds.
+
+        Background responses of other processes that are read here are waited for, too.
+        """
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.generator.idle.wait(), self.engine.status.drain_timeout + more)
+            async with asyncio.timeout(self.engine.status.drain_timeout + more):
+                await self.generator.idle.wait()
+                await self.background.idle.wait()

@@ -15,7 +15,7 @@ from orca_master.bodies.messages_translation import chat_request
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.endpoint.chat import chat_prompt, room_after
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import deliver_body, deliver_stream
+from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.messages_answers import InputTokens, Message, MessagesErrorBody
@@ -111,23 +111,20 @@ async def _stream(
     """Yield server-sent events, those of pieces that come together in one list; an error becomes the last event."""
     ready: list[str] = []
     """Events that have not been yielded."""
+    has_begun = False
     try:
-        together = await first
-        ready.append(_as_text(events.start(together)))
-        while True:
-            ready.extend(_as_text(event) for piece in together for event in events.of(piece))
-            if ready:  # while a tool call is generated there is none, and pings are due
-                yield ready
-            ready = []
-            try:
-                together = await anext(pieces)
-            except StopAsyncIteration:
-                break
+        async with groups_of(first, pieces) as groups:
+            async for together in groups:
+                if not has_begun:
+                    ready.append(_as_text(events.start(together)))
+                    has_begun = True
+                ready.extend(_as_text(event) for piece in together for event in events.of(piece))
+                if ready:  # while a tool call is generated there is none, and pings are due
+                    yield ready
+                ready = []
     except tuple(STATUSES) as error:
         status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
         yield [*ready, f"event: error\ndata: {error_body(status, str(error)).decode()}\n\n"]
-    finally:
-        await pieces.aclose()  # type: ignore[attr-defined]
 
 
 def _as_text(event: Event) -> str:

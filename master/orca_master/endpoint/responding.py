@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import deliver_body, deliver_stream
+from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.openai_answers import ErrorBody, ErrorDetail, PromptTokensDetails, Usage
 from orca_master.endpoint.recorder import Recorder
@@ -167,21 +167,18 @@ async def events(
     chunk_json = ChunkJson(generation, style)
     ready: list[str] = []
     """Events that have not been yielded."""
+    opening = style.opening(generation)
+    generated = num_cached = 0
     try:
-        together = await first
-        ready.extend(_event(_json(dump(chunk)), numbers) for chunk in style.opening(generation))
-        generated = num_cached = 0
-        while True:
-            for piece in together:
-                ready.append(_event(chunk_json.of(piece), numbers))
-                generated += 1
-            num_cached += generation.num_cached(together)
-            yield ready
-            ready = []
-            try:
-                together = await anext(pieces)
-            except StopAsyncIteration:
-                break
+        async with groups_of(first, pieces) as groups:
+            async for together in groups:
+                ready.extend(_event(_json(dump(chunk)), numbers) for chunk in opening)  # empty from the second group on
+                for piece in together:
+                    ready.append(_event(chunk_json.of(piece), numbers))
+                    generated += 1
+                num_cached += generation.num_cached(together)
+                yield ready
+                ready = []
         if include_usage:
             usage = usage_of(generation, generated, num_cached)
             ready.append(_event(_json(dump(style.usage_chunk(generation, usage))), numbers))
@@ -197,8 +194,6 @@ async def events(
         code = codes.get(type(error), "engine_unavailable")
         detail = ErrorDetail(message=str(error), type="server_error", code=code)
         yield [*ready, _event(_json(ErrorBody(error=detail).model_dump()), None)]
-    finally:
-        await pieces.aclose()  # type: ignore[attr-defined]
 
 
 class ChunkJson:

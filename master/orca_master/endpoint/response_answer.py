@@ -12,12 +12,23 @@ from orca_master.endpoint.response_objects import (
     InputTokensDetails,
     Logprob,
     OutputTokensDetails,
-    ResponseFault,
     ResponseObject,
     ResponseUsage,
     Status,
+    failed_response,
 )
 from orca_master.endpoint.response_output import Event, ResponseOutput
+from orca_master.endpoint.response_prompt import in_response_fields
+from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+
+FAILURES = (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError)
+"""Errors that can end a generation."""
+_CODES = {QueueFullError: "rate_limit_exceeded", RequestError: "invalid_prompt"}
+
+
+def fault_of(error: Exception) -> tuple[str, str]:
+    """Return the code and the message of a response that one of FAILURES has ended."""
+    return _CODES.get(type(error), "server_error"), str(in_response_fields(error))
 
 
 class ResponseAnswer:
@@ -43,7 +54,12 @@ class ResponseAnswer:
 
     def begin(self) -> list[Event]:
         """Return the events before the first piece."""
-        return [{"type": f"response.{kind}", "response": self.response} for kind in ("created", "in_progress")]
+        return [self._event("created"), self._event(self.response["status"])]
+
+    def start(self) -> list[Event]:
+        """Note that a queued response has its first piece; return the events before those of the piece."""
+        self.response = {**self.response, "status": "in_progress"}
+        return [self._event("in_progress")]
 
     def feed(self, piece: Piece) -> list[Event]:
         """Add a piece; return its events."""
@@ -66,16 +82,17 @@ class ResponseAnswer:
             self.response["completed_at"] = int(self._clock())
         else:
             self.response["incomplete_details"] = IncompleteDetails(reason="max_output_tokens")
-        return [*events, {"type": f"response.{status}", "response": self.response}]
+        return [*events, self._event(status)]
 
     def fail(self, code: str, message: str) -> list[Event]:
         """End the response with an error; return the last event."""
         if self._output.items:
             self._output.end("incomplete")
-        self.response = self._ended()
-        self.response["status"] = "failed"
-        self.response["error"] = ResponseFault(code=code, message=message)
-        return [{"type": "response.failed", "response": self.response}]
+        self.response = failed_response(self._ended(), code, message)
+        return [self._event("failed")]
+
+    def _event(self, kind: str) -> Event:
+        return {"type": f"response.{kind}", "response": self.response}
 
     def _ended(self) -> ResponseObject:
         """Return the response with its output and usage; earlier events keep theirs."""

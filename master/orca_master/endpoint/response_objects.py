@@ -121,7 +121,7 @@ class ResponseObject(TypedDict):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
     error: ResponseFault | None
     incomplete_details: IncompleteDetails | None
@@ -160,8 +160,8 @@ def begun_response(
         object="response",
         created_at=created,
         completed_at=None,
-        status="in_progress",
-        background=False,
+        status="queued" if body.background else "in_progress",
+        background=body.background,
         error=None,
         incomplete_details=None,
         instructions=body.instructions,
@@ -187,6 +187,16 @@ def begun_response(
         usage=None,
         user=body.user,
     )
+
+
+def failed_response(response: ResponseObject, code: str, message: str) -> ResponseObject:
+    """Return a response that has ended with an error."""
+    return {**response, "status": "failed", "error": ResponseFault(code=code, message=message)}
+
+
+def wire_event(event: dict[str, Any], number: int) -> str:
+    """Return an event of a stream as a server-sent event."""
+    return f"event: {event['type']}\ndata: {wire_json({**event, 'sequence_number': number})}\n\n"
 
 
 def wire_json(value: Any) -> str:

@@ -20,9 +20,11 @@ from orca_master.bodies.response_items import (
     text_of,
 )
 from orca_master.bodies.tools import object_of
-from orca_master.endpoint.response_objects import ResponseObject, wire_json
+from orca_master.endpoint.response_objects import ResponseObject, failed_response, wire_json
+from orca_master.endpoint.response_store import FoundResponse, Phase
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+LOST = "the API process that generated the response has ended: send the request again"
 MAX_LISTED = 100
 """Maximum items of one page of `listed`."""
 
@@ -34,9 +36,16 @@ def record(response: ResponseObject, items: Sequence[InputItem]) -> bytes:
     return wire_json({"response": response, "input": wire}).encode()
 
 
-def response_of(data: bytes) -> dict[str, Any]:
-    """Return the response object of a record."""
-    response: dict[str, Any] = json.loads(data)["response"]
+def response_of(found: FoundResponse) -> ResponseObject:
+    """Return the response object of a stored response, with the status of its phase."""
+    response: ResponseObject = json.loads(found.data)["response"]
+    match found.phase:
+        case Phase.IN_PROGRESS:
+            return {**response, "status": "in_progress"}
+        case Phase.CANCELLED:
+            return {**response, "status": "cancelled"}
+        case Phase.LOST:
+            return failed_response(response, "server_error", LOST)
     return response
 
 

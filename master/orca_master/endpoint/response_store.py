@@ -1,17 +1,15 @@
-"""`ResponseStore`: the stored responses of /v1/responses; `MemoryStore` keeps them in the memory of the master.
+"""`ResponseStore`: the interface of the stored responses of /v1/responses (in memory: memory_store.py).
 
-A response belongs to the API key that made it (its digest, "" without keys) and is found only with this key. The number
-of responses, their bytes and their age since the last use are limited. A new response replaces the least recently used
-ones of the key that has most, so that no client can push out the responses of others.
+A response belongs to the API key that made it (its digest, "" without keys) and is found only with this key. Most
+responses are stored at their end; a background response is stored at its beginning, and its runner adds its events.
 """
 
 from __future__ import annotations
 
+import enum
 import re
-import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from orca_master.errors import RequestError
@@ -19,9 +17,33 @@ from orca_master.errors import RequestError
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}", re.ASCII)
 """Ids that responses have."""
 MAX_RESPONSE_BYTES = 4 << 20
-"""Maximum size of one stored response; a larger one is not stored."""
+"""Maximum size of one stored response and of one of its events; a larger response is not stored."""
 MAX_CONVERSATION_BYTES = 16 << 20
 """Maximum size of a response with all responses before it; a longer conversation cannot be continued."""
+MAX_NUMBER = 2**53
+"""Maximum sequence number of an event that a client may name."""
+PAGE_BYTES = 256 << 10
+"""Size of the events that are read together, unless the first one is larger."""
+
+
+class Phase(enum.Enum):
+    """State of a stored response; all but STORED are of background responses."""
+
+    STORED = "stored"
+    """Was stored at its end, while its client waited for it."""
+    QUEUED = "queued"
+    """Has no token yet."""
+    IN_PROGRESS = "in_progress"
+    ENDED = "ended"
+    """Its data has its status."""
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    """The process that generated it has ended."""
+
+    @property
+    def is_running(self) -> bool:
+        """True if the response has not ended."""
+        return self in (Phase.QUEUED, Phase.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,135 +66,86 @@ class StoredResponse:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class FoundResponse:
+    """A response that was found. The data of a background response has no output unless the phase is ENDED.
+
+    `num_events`: 0 unless its stream is stored.
+    """
+
+    data: bytes
+    phase: Phase
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Consecutive events of a background response, and the number of all its events so far."""
+
+    events: Sequence[bytes]
+    num_events: int
+    phase: Phase
+
+
 class ResponseStore(Protocol):
     """Stored responses, in this process or in the master's."""
 
     async def put(self, stored: StoredResponse) -> bool:
-        """Store a response; return False if it is too large or the store is off."""
+        """Store a response that has ended; return False if it is too large or the store has no room."""
 
     async def conversation(self, owner: str, response_id: str) -> list[bytes]:
         """Return the data of a response and of all before it, the first one first; [] if one of them is missing.
 
-        Raises RequestError if they have more than MAX_CONVERSATION_BYTES.
+        Raises RequestError if they have more than MAX_CONVERSATION_BYTES, or if the response has not ended.
         """
 
-    async def get(self, owner: str, response_id: str) -> bytes | None:
-        """Return the data of a response, None if there is none."""
+    async def get(self, owner: str, response_id: str) -> FoundResponse | None:
+        """Return a response, None if there is none."""
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        """Delete a response; return False if there is none."""
+        """Delete a response, and stop it if it runs; return False if there is none."""
+
+    async def begin(self, stored: StoredResponse, events: Sequence[bytes], stop: Callable[[], None]) -> None:
+        """Store a background response as QUEUED, with the first events of its stream; () stores no events.
+
+        `stop` is called once if another than its runner ends it. Raises RequestError if the response is too large, and
+        QueueFullError if other background responses leave no room.
+        """
+
+    async def advance(self, owner: str, response_id: str, events: Sequence[bytes]) -> bool:
+        """Add events of a background response, which is IN_PROGRESS then; return False if they have no room.
+
+        They have none if they have more than MAX_RESPONSE_BYTES together. Nothing is done if the response does not run
+        any more.
+        """
+
+    async def end(self, owner: str, response_id: str, data: bytes, events: Sequence[bytes]) -> bool:
+        """Replace the data of a background response, and add its last event, if any; return False if they have no room.
+
+        There is room for the data and the event of a response without output. Nothing is done if the response does not
+        run any more.
+        """
+
+    async def cancel(self, owner: str, response_id: str) -> None:
+        """Stop a background response if it runs."""
+
+    async def events(self, owner: str, response_id: str, after: int) -> EventPage | None:
+        """Return events with numbers above `after`; None if the response is not stored.
+
+        Waits while there are none and the response runs.
+        """
 
 
-@dataclass(slots=True)
-class _Kept:
-    stored: StoredResponse
-    used_at: float
+def fit(*parts: bytes) -> bool:
+    """Return True if none of the parts is larger than MAX_RESPONSE_BYTES."""
+    return all(len(part) <= MAX_RESPONSE_BYTES for part in parts)
 
 
-@dataclass(slots=True)
-class _Shelf:
-    """The responses of one owner, the least recently used one first."""
-
-    responses: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
-    num_bytes: int = 0
-
-
-class MemoryStore:
-    """`ResponseStore` in memory; `clock` in seconds."""
-
-    def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._shelves: dict[str, _Shelf] = {}
-        self.count = 0
-        self.num_bytes = 0
-
-    async def put(self, stored: StoredResponse) -> bool:
-        """See ResponseStore."""
-        size = _size(stored)
-        if not self._limits.count or len(stored.data) > MAX_RESPONSE_BYTES or size > self._limits.num_bytes:
-            return False
-        self._remove(stored.owner, stored.response_id)
-        self._expire()
-        while self.count >= self._limits.count:
-            self._evict(lambda shelf: len(shelf.responses))
-        while self.num_bytes + size > self._limits.num_bytes:
-            self._evict(lambda shelf: shelf.num_bytes)
-        shelf = self._shelves.setdefault(stored.owner, _Shelf())
-        shelf.responses[stored.response_id] = _Kept(stored, self._clock())
-        shelf.num_bytes += size
-        self.count += 1
-        self.num_bytes += size
-        return True
-
-    async def conversation(self, owner: str, response_id: str) -> list[bytes]:
-        """See ResponseStore."""
-        self._expire()
-        found: dict[str, bytes] = {}
-        num_bytes = 0
-        while response_id:
-            stored = None if response_id in found else self._use(owner, response_id)
-            if stored is None:
-                return []
-            found[response_id] = stored.data
-            num_bytes += len(stored.data)
-            if num_bytes > MAX_CONVERSATION_BYTES:
-                limit = f"{MAX_CONVERSATION_BYTES >> 20} MiB"
-                raise RequestError(
-                    f"previous_response_id: the conversation has more than {limit}: send its last items in input",
-                    "previous_response_id",
-                )
-            response_id = stored.previous
-        return list(found.values())[::-1]
-
-    async def get(self, owner: str, response_id: str) -> bytes | None:
-        """See ResponseStore."""
-        self._expire()
-        stored = self._use(owner, response_id)
-        return None if stored is None else stored.data
-
-    async def delete(self, owner: str, response_id: str) -> bool:
-        """See ResponseStore."""
-        self._expire()
-        return self._remove(owner, response_id)
-
-    def _use(self, owner: str, response_id: str) -> StoredResponse | None:
-        shelf = self._shelves.get(owner)
-        kept = None if shelf is None else shelf.responses.get(response_id)
-        if shelf is None or kept is None:
-            return None
-        shelf.responses.move_to_end(response_id)
-        kept.used_at = self._clock()
-        return kept.stored
-
-    def _remove(self, owner: str, response_id: str) -> bool:
-        shelf = self._shelves.get(owner)
-        kept = None if shelf is None else shelf.responses.pop(response_id, None)
-        if shelf is None or kept is None:
-            return False
-        size = _size(kept.stored)
-        shelf.num_bytes -= size
-        self.count -= 1
-        self.num_bytes -= size
-        if not shelf.responses:
-            del self._shelves[owner]
-        return True
-
-    def _evict(self, amount: Callable[[_Shelf], int]) -> None:
-        """Remove the least recently used response of the owner that has most."""
-        owner, shelf = max(self._shelves.items(), key=lambda entry: amount(entry[1]))
-        self._remove(owner, next(iter(shelf.responses)))
-
-    def _expire(self) -> None:
-        oldest = self._clock() - self._limits.seconds
-        for owner, shelf in list(self._shelves.items()):
-            while shelf.responses and next(iter(shelf.responses.values())).used_at < oldest:
-                self._remove(owner, next(iter(shelf.responses)))
-
-
-ENTRY_BYTES = 1024
-"""Memory of a stored response without its data."""
-
-
-def _size(stored: StoredResponse) -> int:
-    return len(stored.data) + ENTRY_BYTES
+def check_beginning(stored: StoredResponse, events: Sequence[bytes]) -> None:
+    """Raise RequestError if a background response is too large before its first token."""
+    if not fit(stored.data, *events):
+        raise RequestError(
+            f"background: this request takes more than the {MAX_RESPONSE_BYTES >> 20} MiB of a stored response: "
+            "shorten it, or leave background out",
+            "background",
+        )

@@ -17,20 +17,23 @@ from fastapi import FastAPI, Request, Response
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.response_items import InputItem
 from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.endpoint.background import Acceptance, BackgroundRun
+from orca_master.endpoint.background_stream import stored_stream
 from orca_master.endpoint.chat import chat_generation, token_logprob
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import deliver_body, deliver_stream
+from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, deliver_body, deliver_stream, groups_of, unless_gone
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
-from orca_master.endpoint.response_answer import ResponseAnswer
-from orca_master.endpoint.response_objects import Logprob, ResponseObject, begun_response, wire_json
-from orca_master.endpoint.response_output import Event, ResponseOutput
-from orca_master.endpoint.response_prompt import chat_request, in_response_fields, response_fields
+from orca_master.endpoint.recorder import Recorder
+from orca_master.endpoint.response_answer import FAILURES, ResponseAnswer, fault_of
+from orca_master.endpoint.response_objects import Logprob, ResponseObject, begun_response, wire_event, wire_json
+from orca_master.endpoint.response_output import ResponseOutput
+from orca_master.endpoint.response_prompt import chat_request, response_fields
 from orca_master.endpoint.response_record import conversation_of, record
 from orca_master.endpoint.response_store import RESPONSE_ID, StoredResponse
 from orca_master.endpoint.resumable_request import CHAT
-from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+from orca_master.errors import EngineUnavailableError, RequestError
 
 Keep = Callable[[ResponseObject], Awaitable[None]]
 """Stores a response that has ended, or notes in it that it is not stored."""
@@ -48,7 +51,10 @@ def add_responses(app: FastAPI, endpoint: Endpoint) -> None:
         with response_fields():
             generation = await chat_generation(endpoint, chat, request, "resp_")
             answer = _answer(endpoint, body, chat, generation)
-            pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
+            recorder = endpoint.recorder(CHAT, chat, generation, request)
+            if body.background:
+                return await _background(endpoint, body, request, generation, answer, recorder)
+            pieces = endpoint.generator.pieces(generation, recorder)
 
             async def keep(response: ResponseObject) -> None:
                 if response["store"]:
@@ -65,11 +71,39 @@ def add_responses(app: FastAPI, endpoint: Endpoint) -> None:
             return await deliver_stream(request, pieces, lambda first: _events(answer, pieces, first, keep))
 
 
+async def _background(
+    endpoint: Endpoint,
+    body: ResponseRequest,
+    request: Request,
+    generation: Generation,
+    answer: ResponseAnswer,
+    recorder: Recorder | None,
+) -> Response:
+    """Begin a response that runs without its client; return the queued response, or the stream of its events."""
+    owner = owner_of(request)
+    acceptance = Acceptance([] if recorder is None else [recorder])
+    run = BackgroundRun(
+        endpoint.responses,
+        owner,
+        body.previous_response_id or "",
+        answer,
+        lambda response: record(response, body.items),
+        body.stream,
+    )
+    pieces = endpoint.generator.pieces(generation, acceptance)
+    queued = await unless_gone(request, endpoint.background.start(run, pieces, acceptance.accepted))
+    if queued is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if body.stream:
+        return stored_stream(endpoint.responses, endpoint.background, owner, queued["id"], -1)
+    return Response(wire_json(queued), media_type="application/json")
+
+
 async def _earlier_items(endpoint: Endpoint, body: ResponseRequest, owner: str) -> Sequence[InputItem]:
     """Return the items of the conversation that the request continues; raise RequestError if they are not stored."""
-    is_off = not endpoint.config.stored_responses.count
-    if is_off and body.store and "store" in body.model_fields_set:
-        raise RequestError("store: this server stores no responses (--max-stored-responses 0)", "store")
+    wanted = "background" if body.background else "store" if body.store and "store" in body.model_fields_set else ""
+    if wanted and not endpoint.config.stored_responses.count:
+        raise RequestError(f"{wanted}: this server stores no responses (--max-stored-responses 0)", wanted)
     previous = body.previous_response_id
     if previous is None:
         return ()
@@ -123,32 +157,20 @@ async def _events(
 ) -> AsyncIterator[list[str]]:
     """Yield server-sent events, those of pieces that come together in one list; an error becomes the last event."""
     numbers = itertools.count()
-    ready = [_event(event, numbers) for event in answer.begin()]
+    ready = [wire_event(event, next(numbers)) for event in answer.begin()]
     try:
-        if not first.done():
-            yield ready
-            ready = []
-        together = await first
-        while True:
-            ready += [_event(event, numbers) for piece in together for event in answer.feed(piece)]
-            yield ready
-            ready = []
-            try:
-                together = await anext(pieces)
-            except StopAsyncIteration:
-                break
+        async with groups_of(first, pieces) as groups:
+            if not first.done():
+                yield ready
+                ready = []
+            async for together in groups:
+                ready += [wire_event(event, next(numbers)) for piece in together for event in answer.feed(piece)]
+                yield ready
+                ready = []
         ending = answer.end()
         await keep(answer.response)
-        yield [_event(event, numbers) for event in ending]
-    except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
-        codes = {QueueFullError: "rate_limit_exceeded", RequestError: "invalid_prompt"}
-        code = codes.get(type(error), "server_error")
-        ending = answer.fail(code, str(in_response_fields(error)))
+        yield [wire_event(event, next(numbers)) for event in ending]
+    except FAILURES as error:
+        ending = answer.fail(*fault_of(error))
         await keep(answer.response)
-        yield [*ready, *(_event(event, numbers) for event in ending)]
-    finally:
-        await pieces.aclose()  # type: ignore[attr-defined]
-
-
-def _event(event: Event, numbers: itertools.count[int]) -> str:
-    return f"event: {event['type']}\ndata: {wire_json({**event, 'sequence_number': next(numbers)})}\n\n"
+        yield [*ready, *(wire_event(event, next(numbers)) for event in ending)]
