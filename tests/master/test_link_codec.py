@@ -74,6 +74,7 @@ sampling = build(
     logit_bias=st.lists(st.tuples(uint32, floats), max_size=4).map(tuple),
     min_tokens=uint32,
     logprobs=st.none() | uint32,
+    prompt_logprobs=st.none() | uint32,
 )
 submissions = build(
     Submission,
@@ -158,6 +159,13 @@ logprobs = st.builds(
     token=st.lists(uint32, max_size=3),
     logprob=st.lists(float32s, max_size=3),
 )
+prompt_logprobs = st.builds(
+    engine_pb2.PromptLogprobs,
+    logprob=st.lists(float32s, max_size=3),
+    rank=st.lists(uint32, max_size=3),
+    likely_token=st.lists(uint32, max_size=3),
+    likely_logprob=st.lists(float32s, max_size=3),
+)
 outputs = build(
     Output,
     request_id=texts,
@@ -166,6 +174,7 @@ outputs = build(
     error=st.none() | texts,
     logprobs=st.none() | logprobs,
     num_cached=uint32,
+    prompt_logprobs=st.none() | prompt_logprobs,
 )
 to_master = st.one_of(
     build(Submit, number=uint64, submission=submissions),
@@ -281,6 +290,7 @@ def test_texts_for_people_are_bounded_and_valid():
         ({"choice": 2**32}, "n"),
         ({"top_k": -1}, "top_k"),
         ({"logprobs": 2**32}, "logprobs"),
+        ({"prompt_logprobs": 2**32}, "prompt_logprobs"),
         ({"logit_bias": ((2**32, 1.0),)}, "logit_bias"),
     ],
 )

@@ -6,7 +6,7 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_master.errors import RequestError
-from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 
 
@@ -25,12 +25,25 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.sample.append(scheduled.samples)
         if scheduled.samples and scheduled.request.constraint is not None:
             iteration.masked_row.append(scheduled.row)
+        if scheduled.request.sampling.prompt_logprobs is not None:
+            _add_positions(iteration, scheduled)
         if scheduled.admitted:
             request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)
             _fill(admission, request)
             if request.sampling.reads_history:
                 admission.computed_token.extend(request.tokens(0, scheduled.context_length))
     return iteration
+
+
+def _add_positions(iteration: pb.Iteration, scheduled: ScheduledRequest) -> None:
+    """Add the positions of the last request of the iteration, if it has any left with log probabilities."""
+    if positions := scheduled.prompt_positions:
+        iteration.prompt.add(
+            index=len(iteration.row) - 1,
+            first=positions.start - scheduled.context_length,
+            token=scheduled.request.prompt[positions.start + 1 : positions.stop + 1],
+            num_likeliest=scheduled.request.sampling.prompt_logprobs,
+        )
 
 
 def check_encodes(request: Request) -> None:
