@@ -1,209 +1,103 @@
-"""Log probabilities of prompts on their way through scheduler and engine: every position once, whatever happens."""
+"""Log probabilities of prompts in responses: slices, JSON, bounds, and tokens of equal texts."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_master.engine import supervisor as supervisor_module
-from orca_master.engine.config import EngineConfig, WorkerOwner
-from orca_master.engine.faults import WorkerLostError
-from orca_master.engine.iteration_message import build_iteration
-from orca_master.engine.messages import Submission
-from orca_master.scheduling import room
-from orca_master.scheduling.kv_ledger import KvLedger, shareable_blocks
-from orca_master.scheduling.prefix_cache import PrefixCache
-from orca_master.scheduling.request import Request
-from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS, SamplingParameters
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.endpoint import prompt_logprobs
+from orca_master.endpoint.openai_answers import CompletionLogprobs
+from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, check_size, entries_json, lists_json
+from orca_master.errors import RequestError
+from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
-from orca_protos.wire import MAX_MESSAGE_BYTES
-from support.fake_engine import Engine, play, topology
-from support.fake_workers import continuation, prompt_logprobs
-
-KILLED = WorkerLostError("worker a:0: killed")
-WANTED = SamplingParameters(prompt_logprobs=2)
+from support.scripted_engine import make_model
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "RETRY_SECONDS", 0.001)
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory) -> TextCodec:
+    """One token per byte, in the order of the alphabet, then a special token."""
+    return TextCodec(make_model(tmp_path_factory.mktemp("model"), "", ()))
 
 
-def positions(made: Engine, name: str) -> list[int]:
-    """Return the positions that the parts of a request name (fake_workers.prompt_logprobs)."""
-    return [position for part in made.prompt_logprobs.get(name, ()) for position in part.rank]
+def found_for(prompt: list[int], width: int) -> pb.PromptLogprobs:
+    count = max(0, len(prompt) - 1)
+    return pb.PromptLogprobs(
+        logprob=[-0.5 * place for place in range(count)],
+        rank=[place + 1 for place in range(count)],
+        likely_token=[(place + other) % 50 for place in range(count) for other in range(width)],
+        likely_logprob=[-0.25 * other for _ in range(count) for other in range(width)],
+    )
 
 
-requests = st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.integers(1, 12)), min_size=1, max_size=12)
+@given(st.lists(st.integers(0, 256), min_size=1, max_size=40), st.integers(0, 4), st.integers(0, 6), st.integers(1, 60))
+def test_slices_change_nothing(codec, prompt, width, count, size):
+    numbers = PromptNumbers(prompt, found_for(prompt, width), count, TokenTexts(codec))
+    whole = CompletionLogprobs()
+    entries: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_logprobs, "SLICE_NUMBERS", size)
+        for part in numbers.lists():
+            assert len(part.tokens) <= max(1, size)
+            for name, values in part.model_dump().items():
+                getattr(whole, name).extend(values)
+        for entry in numbers.entries():
+            entries.extend(entry)
+        texts = asyncio.run(lists_json(numbers.lists())), asyncio.run(entries_json(numbers.entries()))
+    assert json.loads(texts[0]) == whole.model_dump()
+    assert json.loads(texts[1]) == json.loads(json.dumps(entries))
+    kept = min(width, count)
+    assert whole.tokens == [codec.decode([token]) for token in prompt]
+    assert whole.token_logprobs == [None, *(-0.5 * place for place in range(len(prompt) - 1))]
+    lengths = [len(codec.decode([token], skip_special_tokens=True)) for token in prompt]
+    assert whole.text_offset == [sum(lengths[:place]) for place in range(len(prompt))]
+    assert numbers.num_characters == sum(lengths)
+    assert whole.top_logprobs[0] is entries[0] is None
+    for position in range(1, len(prompt)):
+        likely = [(position - 1 + other) % 50 for other in range(kept)]
+        of_text: dict[str, float] = {}
+        for place, token in enumerate(likely):
+            of_text.setdefault(codec.decode([token]), -0.25 * place)
+        assert whole.top_logprobs[position] == of_text
+        assert list(entries[position]) == list(dict.fromkeys([prompt[position], *likely]))
+        for place, token in enumerate(likely):
+            assert entries[position][token] == {
+                "logprob": -0.25 * place, "rank": place + 1, "decoded_token": codec.decode([token])
+            }  # fmt: skip
+        if prompt[position] not in likely:
+            assert entries[position][prompt[position]]["rank"] == position
 
 
-@settings(max_examples=25)
-@given(
-    requests,
-    st.sampled_from([None, 5, 16, 40]),
-    st.sampled_from(["reserve", "paged"]),
-    st.booleans(),
-    st.sampled_from([1, 2]),
-    st.lists(st.integers(1, 12), max_size=3),
-)
-def test_every_position_returns_once_whatever_is_preempted_lost_or_cached(
-    requests, budget, admission, caching, partitions, losses
-):
-    """Requests with equal beginnings on two pipelines, one of which is lost after some iterations."""
-
-    async def scene(made: Engine) -> None:
-        await made.engine.start()
-        for index, (length, wanted, max_tokens) in enumerate(requests):
-            sampling = WANTED if wanted else SamplingParameters()
-            made.engine.submit(Submission(str(index), tuple(range(1, length + 1)), max_tokens, sampling, frozenset()))
-        collecting = asyncio.create_task(made.collect(len(requests)))
-        for iterations in losses:
-            seen = made.engine.snapshot.num_iterations
-            await made.until(
-                lambda: collecting.done() or made.engine.snapshot.num_iterations >= seen + iterations  # noqa: B023
-            )
-            made.cluster.newest("a").lose(KILLED)
-        tokens = await collecting
-        for index, (length, wanted, max_tokens) in enumerate(requests):
-            prompt = tuple(range(1, length + 1))
-            assert tokens[str(index)] == continuation(prompt, max_tokens)
-            assert positions(made, str(index)) == (list(range(length - 1)) if wanted else [])
-
-    config = EngineConfig(
-        worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0, max_batch_size=4, token_budget=budget,
-        admission=admission, prefix_caching=caching,
-    )  # fmt: skip
-    play(lambda: Engine(topology("a", "b", partitions=partitions), config, num_blocks=6), scene)
+def test_a_probability_of_zero_is_a_finite_number(codec):
+    found = pb.PromptLogprobs(logprob=[-math.inf], rank=[3], likely_token=[5], likely_logprob=[-math.inf])
+    numbers = PromptNumbers([1, 2], found, 1, TokenTexts(codec))
+    (entry,) = numbers.entries()
+    assert entry[1] is not None
+    assert [number["logprob"] for number in entry[1].values()] == [-9999.0] * 2
+    (part,) = numbers.lists()
+    assert part.token_logprobs == [None, -9999.0]
 
 
-def test_a_prompt_with_log_probabilities_is_computed_again_and_shared_by_later_requests():
-    prompt = tuple(range(1, 50))
-
-    async def scene(made: Engine) -> None:
-        await made.engine.start()
-        for number, sampling in enumerate((SamplingParameters(), WANTED, SamplingParameters(), WANTED)):
-            made.batches.clear()
-            made.engine.submit(Submission(str(number), prompt, 1, sampling, frozenset()))
-            await made.collect(1)
-            computed = sum(entry.num_tokens for _, batch in made.batches for entry in batch.requests)
-            assert computed == (1 if number == 2 else len(prompt))
-
-    play(lambda: Engine(topology("a")), scene)
+def test_of_tokens_with_one_text_the_likeliest_stays(codec):
+    """Halves of characters."""
+    texts = TokenTexts(codec)
+    broken = [token for token in range(256) if codec.decode([token]) == "\ufffd"][:3]
+    assert texts.by_text([*broken, 5], [-0.5, -1.0, -2.0, -3.0]) == {"\ufffd": -0.5, codec.decode([5]): -3.0}
 
 
-def test_a_resumed_request_does_not_return_them_again():
-    """They came with its first token; a request without a token begins anew."""
-
-    async def scene(made: Engine) -> None:
-        await made.engine.start()
-        for name, generated in (("with", (7,)), ("without", ())):
-            made.engine.submit(Submission(name, (1, 2, 3), 4, WANTED, frozenset(), generated=generated))
-        await made.collect(2)
-        assert (positions(made, "with"), positions(made, "without")) == ([], [0, 1])
-
-    play(lambda: Engine(topology("a")), scene)
+def test_a_model_without_a_tokenizer_has_empty_texts(tmp_path):
+    numbers = PromptNumbers([1, 2], found_for([1, 2], 2), 2, TokenTexts(TextCodec(tmp_path)))
+    (part,) = numbers.lists()
+    assert (part.tokens, part.text_offset) == (["", ""], [0, 0])
 
 
-def request(arrival: int, length: int, sampling: SamplingParameters = WANTED) -> Request:
-    return Request(str(arrival), arrival, tuple(range(100 * arrival, 100 * arrival + length)), 3, sampling)
-
-
-def scheduler(token_budget: int | None = None) -> Scheduler:
-    made = Scheduler(SchedulerConfig(8, 1, token_budget, balanced=False), RequestPool(100, 10_000))
-    made.add_pipeline("p", KvLedger(100, PrefixCache()))
-    return made
-
-
-def test_a_replayed_request_shares_the_blocks_before_its_first_missing_position():
-    entry = request(1, 50)
-    assert shareable_blocks(entry) == 0
-    for returned, blocks in ((15, 0), (16, 1), (47, 2), (48, 3), (49, 3)):
-        entry.num_prompt_logprobs = returned
-        assert shareable_blocks(entry) == blocks
-    assert shareable_blocks(request(1, 50, SamplingParameters())) == 49 // BLOCK_SIZE
-    assert shareable_blocks(request(1, 1)) == 0
-
-
-def test_an_iteration_names_the_tokens_after_its_positions_and_a_replay_only_the_missing_ones():
-    made = scheduler(token_budget=20)
-    made.pool.add(request(1, 45))
-    found = []
-    for _ in range(2):
-        batch = made.dispatch("p", made.select("p"))
-        found.append(build_iteration(1, 1, batch).prompt[0])
-        batch.requests[0].request.num_prompt_logprobs += len(found[-1].token)
-        made.commit(batch, [])
-    (held,) = made.admitted
-    made.rewind(held)
-    for _ in range(2):
-        batch = made.dispatch("p", made.select("p"))
-        found.extend(build_iteration(1, 1, batch).prompt)
-        made.commit(batch, [7] * batch.requests[0].samples)
-    assert [(entry.index, entry.first, entry.num_likeliest) for entry in found] == [(0, 0, 2), (0, 0, 2), (0, 8, 2)]
-    assert [token for entry in found for token in entry.token] == list(range(101, 145))
-
-
-def test_the_positions_of_an_iteration_are_bounded(monkeypatch):
-    """The bound of a message. Requests without log probabilities, and answers, are not limited by it."""
-    monkeypatch.setattr(room, "MOST_PROMPT_LOGPROBS", 32)
-    made = scheduler()
-    for entry in (request(1, 20), request(2, 20), request(3, 20), request(4, 20, SamplingParameters())):
-        made.pool.add(entry)
-    seen = []
-    for _ in range(4):
-        batch = made.dispatch("p", made.select("p"))
-        seen.append({entry.request.request_id: entry.num_tokens for entry in batch.requests})
-        for entry in batch.requests:
-            entry.request.num_prompt_logprobs += len(entry.prompt_positions)
-        made.commit(batch, [7] * sum(entry.samples for entry in batch.requests))
-    assert seen[0] == {"1": 20, "2": 12}
-    assert seen[1] == {"1": 1, "2": 8, "3": 20, "4": 20}
-    assert seen[2] == {"1": 1, "2": 1, "3": 1, "4": 1}
-    long = request(5, 70)
-    made.pool.add(long)
-    assert [entry.num_tokens for entry in made.select("p").selections if entry.request is long] == [32]
-
-
-def test_a_full_iteration_lets_others_continue(monkeypatch):
-    """A prompt of which another part follows waits while no position is left; answers go on."""
-    monkeypatch.setattr(room, "MOST_PROMPT_LOGPROBS", 16)
-    made = scheduler()
-    made.pool.add(request(1, 30))
-    batch = made.dispatch("p", made.select("p"))
-    batch.requests[0].request.num_prompt_logprobs += len(batch.requests[0].prompt_positions)
-    made.commit(batch, [])
-    made.pool.add(request(2, 30, SamplingParameters()))
-    monkeypatch.setattr(room, "MOST_PROMPT_LOGPROBS", 0)
-    assert [selection.request.request_id for selection in made.select("p").selections] == ["2"]
-
-
-def test_a_result_with_another_number_of_positions_ends_the_pipeline_and_not_the_request():
-    async def scene(made: Engine) -> None:
-        await made.engine.start()
-        workers = made.cluster.newest("a")
-        workers.hangs = True
-        made.engine.submit(Submission("r", (1, 2, 3), 2, WANTED, frozenset()))
-        await made.until(lambda: made.engine.snapshot.num_running == 1 and workers.receiver is not None)
-        assert workers.receiver is not None
-        with pytest.raises(ValueError, match="3 log probabilities of a prompt"):
-            workers.receiver.on_result(pb.IterationResult(sequence=1, token=[5], prompt=[prompt_logprobs(0, range(3))]))
-        workers.lose(KILLED)
-        assert await made.collect(1) == {"r": continuation((1, 2, 3), 2)}
-        assert positions(made, "r") == [0, 1]
-
-    play(lambda: Engine(topology("a"), EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0)), scene)
-
-
-def test_the_most_positions_of_an_iteration_fit_into_a_message():
-    """Every 64th of them, with the largest ids of a vocabulary of 2 million tokens."""
-    count = room.MOST_PROMPT_LOGPROBS // 64
-    part = pb.PromptLogprobs(
-        logprob=[-0.5] * count, rank=[2**21 - 1] * count, likely_token=[2**21 - 1] * (MAX_LOGPROBS * count),
-        likely_logprob=[-0.5] * (MAX_LOGPROBS * count),
-    )  # fmt: skip
-    assert 64 * part.ByteSize() < 10 << 20 < MAX_MESSAGE_BYTES
+def test_the_bound_names_field_and_way_out():
+    check_size(2**20, 0, 1, "logprobs")
+    with pytest.raises(RequestError, match=r"logprobs: 5 tokens of prompts with 21 .* fewer or shorter") as refused:
+        check_size(5, 20, 2**20, "logprobs")
+    assert refused.value.field == "logprobs"

@@ -19,7 +19,7 @@ def test_fields_are_those_of_the_message():
 
 def test_fields_have_the_names_of_the_body():
     """`choice` counts to `n`; `logprobs` and `top_logprobs` belong to one endpoint each."""
-    assert set(GenerationRequest.model_fields) >= NAMES - {"choice", "logprobs", "prompt_logprobs"}
+    assert set(GenerationRequest.model_fields) >= NAMES - {"choice", "logprobs"}
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_names_versions_and_request_ids(client, served):
     [
         ("completions", {"suffix": "end"}, "suffix", "unknown or not supported"),
         ("completions", {"best_of": 3}, "best_of", "other than n is not supported"),
-        ("completions", {"echo": True, "logprobs": 1}, "echo", "not supported together with logprobs"),
+        ("completions", {"max_tokens": 0}, "max_tokens", "0 needs echo: true"),
         ("completions", {"stop": ["a", ""]}, "stop", "must not be empty"),
         ("completions", {"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
         ("completions", {"logit_bias": {"x": 1}}, "logit_bias", "pattern"),
@@ -229,6 +229,10 @@ def test_names_versions_and_request_ids(client, served):
          "needs add_generation_prompt: false"),
         ("chat/completions", {"continue_final_message": True}, "messages", "must be of the role assistant"),
         ("chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort", "'minimal'"),
+        ("completions", {"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
+        ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported with stream"),
+        ("chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported with stream"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(served, path, change, field, words):
