@@ -494,3 +494,21 @@ def test_pieces_that_waited_for_their_prompt_do_not_count_as_unread(tmp_path):
         assert await collecting == [0, *[1] * 200]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("fields", "logprobs"), [({}, 0), ({"logprobs": 3}, 3), ({"n": 4}, None)])
+def test_best_of_generates_more_choices_and_their_log_probabilities(tmp_path, fields, logprobs):
+    body = CompletionRequest.model_validate({"prompt": [[1], [2]], "best_of": 4, "n": 2, "echo": True, **fields})
+    generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+    generation = generator.prepare("test", body, [[1], [2]], 5, body.logprobs)
+    assert (generation.n, generation.choices_per_prompt) == (body.n, 4)
+    assert [choice.submission.sampling.choice for choice in generation.choices] == [0, 1, 2, 3] * 2
+    assert {choice.submission.sampling.logprobs for choice in generation.choices} == {logprobs}
+    assert generation.choices[0].submission.choices == Choices(generation.request_id, 8, 8 * (1 + 5))
+
+
+def test_more_choices_to_choose_from_than_can_ever_wait_are_refused_by_name(tmp_path):
+    body = CompletionRequest(prompt=[[1]] * 3, best_of=86)
+    with pytest.raises(RequestError, match=f"best_of = 86 are 258 choices, at most {DEPTH} can wait") as refused:
+        Generator(Queue(), TextCodec(tmp_path), None, 1 << 20).prepare("test", body, [[1]] * 3, 1, None)
+    assert refused.value.field == "best_of"

@@ -95,7 +95,8 @@ special = {
 tiny = [5e-324, 2.0**-149, 2.0**-126, 1e-9]
 legal: dict[str, list[Any]] = {
     "temperature": [0, *tiny, 2], "top_p": [*tiny, 1], "top_k": [-1, 0, 1, VOCABULARY, MAX_COUNT], "min_p": [0, *tiny],
-    "seed": [-(2**63), -1, 0, 2**63 - 1], "n": [1, 2, MAX_CHOICES], "best_of": [1], "presence_penalty": [-2, *tiny, 2],
+    "seed": [-(2**63), -1, 0, 2**63 - 1], "n": [1, 2, MAX_CHOICES], "best_of": [1, 3],
+    "presence_penalty": [-2, *tiny, 2],
     "frequency_penalty": [-2, *tiny, 2], "repetition_penalty": [*tiny, 1, 100], "min_tokens": [0, 1, 2],
     "max_tokens": [0, 2, 3, 100], "prompt_logprobs": [0, MAX_LOGPROBS],
     "max_completion_tokens": [2, 3, 100], "logprobs": [0, 1, MAX_LOGPROBS],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from operator import itemgetter
 from typing import Any
 
@@ -11,7 +13,7 @@ import openai
 import pytest
 import torch
 from support.checkpoints import Reference, with_tokenizer
-from support.served import Served, serve
+from support.served import Served, eventually, serve
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
@@ -186,3 +188,31 @@ def test_api_processes_give_the_same_answers(checkpoint, tmp_path_factory, refer
     for (one, is_greedy), (other, is_greedy_again) in zip(*found, strict=True):
         assert is_greedy == is_greedy_again
         assert math.isclose(one, other, abs_tol=1e-4)
+
+
+@pytest.mark.long
+def test_an_answer_in_the_journal_has_its_prompts_numbers_again(checkpoint, tmp_path_factory):
+    """Before and after the death of the master; the best of three choices. Such a request has no stream."""
+    folder = tmp_path_factory.mktemp("journal")
+    model = with_tokenizer(checkpoint("llama-gqa-tied"), folder)
+    body = {"prompt": ["Once upon", "a"], "max_tokens": 5, "seed": 3, "n": 2, "best_of": 3, "logprobs": 1, "echo": True}
+    with serve(model, "--journal", str(folder / "journal")) as served:
+        client = httpx.Client(base_url=served.url, timeout=60)
+        whole = client.post("/v1/completions", json={**body, "prompt_logprobs": 2}).raise_for_status().json()
+        assert [len(choice["prompt_logprobs"]) for choice in whole["choices"]] == [9, 9, 1, 1]
+        assert [len(choice["logprobs"]["tokens"]) for choice in whole["choices"]] == [14, 14, 6, 6]
+        path = f"/v1/requests/{whole['id']}"
+        assert client.get(path).json()["response"] == whole
+        refused = client.get(path, headers={"Accept": "text/event-stream"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "accept")
+        before = served.master
+        os.kill(before, signal.SIGKILL)
+
+        def serves_again() -> bool:
+            try:
+                return served.master != before and client.get(path).status_code == 200
+            except (ValueError, httpx.TransportError):  # ValueError: no master yet
+                return False
+
+        assert eventually(serves_again)
+        assert client.get(path).json()["response"] == whole

@@ -112,8 +112,10 @@ class GenerationRequest(Body):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationRequest:
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError("best_of: other than n is not supported")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: {self.best_of} is below n, {self.n}")
+        if self.num_choices > self.n and self.stream:
+            raise ValueError("best_of: above n is not supported with stream: true")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed with stream: true")
         if self.prompt_logprobs is not None and self.stream:
@@ -125,6 +127,11 @@ class GenerationRequest(Body):
     def grammar(self) -> Grammar | None:
         """What the answers must match, None for any text."""
         return grammar_of(self.response_format, self.structured_outputs)
+
+    @property
+    def num_choices(self) -> int:
+        """Number of choices that are generated for each prompt; the response has the best `n` of them."""
+        return self.best_of or self.n
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -260,6 +267,8 @@ class ChatCompletionRequest(GenerationRequest):
     def _chat_fields_agree(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
+        if self.num_choices > self.n:
+            raise ValueError("best_of: above n is only supported by /v1/completions")
         asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and asks_for_prompt:
             raise ValueError("continue_final_message: needs add_generation_prompt: false")

@@ -40,6 +40,7 @@ CANCELLED = "cancelled: the client closed the connection"
 class Generation:
     """All choices of one request. `prompts` are the token ids of each prompt.
 
+    `n`: choices of each prompt that the response has, the best ones of those that are generated (best_of.py).
     `max_tokens`: most generated tokens of a choice; 0: the prompt alone is returned, and the token that the engine
     generates is dropped. `deadline`: when the request must have ended, in seconds since the epoch; None: no limit.
     """
@@ -48,6 +49,7 @@ class Generation:
     created: int
     prompts: Sequence[Sequence[int]]
     choices: list[Choice]
+    n: int
     max_tokens: int
     deadline: float | None = None
 
@@ -116,7 +118,8 @@ class Generator:
         status = self._engine.status
         vocabulary = status.vocabulary_size
         num_tokens = sum(map(len, prompts)) + len(prompts) * max(1, max_tokens)
-        check_choices(len(prompts), body.n, num_tokens * body.n, status)
+        name = "n" if body.num_choices == body.n else "best_of"
+        check_choices(len(prompts), body.num_choices, num_tokens * body.num_choices, status, name)
         if (count := body.num_prompt_logprobs) is not None:
             field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
             check_size(sum(map(len, prompts)), count, body.n, field)
@@ -160,15 +163,17 @@ class Generator:
         salt = hashlib.sha256(f"{owner} {body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
         choices = []
         grammar = self._answers.grammar(body)
-        count = len(prompts) * body.n
+        count = len(prompts) * body.num_choices
         generated = max(1, max_tokens)
-        num_tokens = sum(map(len, prompts)) * body.n + count * generated
+        num_tokens = sum(map(len, prompts)) * body.num_choices + count * generated
+        if body.num_choices > body.n and logprobs is None:
+            logprobs = 0  # decides which are the best
         group = Choices(request_id, count, num_tokens) if count > 1 else None
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
         shared_parameters |= {"seed": seed, "top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
         for index in range(count):
-            prompt_index, choice = divmod(index, body.n)
+            prompt_index, choice = divmod(index, body.num_choices)
             of_prompt = body.num_prompt_logprobs if choice == 0 else None  # once for each prompt
             sampling = SamplingParameters(**shared_parameters, choice=choice, prompt_logprobs=of_prompt)
             tokens = shared[prompt_index]
@@ -190,7 +195,7 @@ class Generator:
                 self._answers.shown_tokens(body),
             )
             choices.append(Choice(index, submission, decoder, first_of_prompt=index - choice))
-        return Generation(request_id, created, shared, choices, max_tokens, deadline)
+        return Generation(request_id, created, shared, choices, body.n, max_tokens, deadline)
 
     async def pieces(
         self, generation: Generation, recorder: Recorder | None = None, choices: Sequence[Choice] | None = None

@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.best_of import best_choices
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import deliver_body, deliver_stream
 from orca_master.endpoint.generation import Generation, Generator
@@ -120,11 +121,12 @@ async def _whole(generation: Generation, pieces: AsyncIterator[list[Piece]], sty
 
 
 async def answer_of(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
-    """Return the response as JSON, without choices that have no piece yet.
+    """Return the response as JSON, without choices that have no piece yet; `pieces`: of all generated choices.
 
     Yields to the event loop after each choice, because long choices take time.
     """
     choices = []
+    generation, pieces = best_choices(generation, pieces)
     for index, pieces_of_choice in enumerate(pieces):
         if not pieces_of_choice:
             continue
