@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,31 @@ def test_slices_change_no_number(monkeypatch, elements):
             assert entry.rank[place] == 1 + int((row > row[token]).sum())
             assert likely[place].tolist() == order[:count]
             assert values[place].tolist() == row[order[:count]].tolist()
+
+
+MEMORY = """
+import resource
+import torch
+from orca_protos import engine_pb2 as pb
+from orca_worker.device_copies import HostCopies
+from orca_worker.prompt_logprobs import PromptRows, start_prompt_logprobs
+
+rows, vocabulary, cpu = 512, 150_000, torch.device("cpu")
+hidden, table = torch.randn(rows, 4), torch.randn(4, vocabulary)
+places = PromptRows(torch.zeros(0, dtype=torch.int64), torch.arange(rows), torch.full((rows,), 5))
+iteration = pb.Iteration(prompt=[pb.PromptPositions(token=[5] * rows, num_likeliest=20)])
+torch.log_softmax(hidden @ table[:, :100], dim=-1).topk(3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.inference_mode():
+    start_prompt_logprobs(lambda part: part @ table, hidden, places, iteration, vocabulary, HostCopies(cpu))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_the_memory_does_not_grow_with_the_prompt():
+    """All logits are 293 MiB, and what is computed from them ten times as much."""
+    answer = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(answer.stdout) < 250
 
 
 @pytest.fixture(scope="module", params=["llama-gqa-tied", "gpt2-head64-tied"])

@@ -17,8 +17,8 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.device_copies import HostCopies, to_device
 from orca_worker.logprobs import at_tokens
 
-SLICE_ELEMENTS = 2**22
-"""Most logits at a time: 16 MiB, and four times as much for what is computed from them."""
+SLICE_ELEMENTS = 2**21
+"""Most logits at a time: 8 MiB, and about ten times as much for what is computed from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,25 @@ def start_prompt_logprobs(
     `logits`: from rows of `hidden` [count, H] to float32 [rows, vocabulary]. `copies`: None on ranks that have only a
     part of the logits' columns, which the collective of `logits` needs nevertheless.
     """
-    most = max(entry.num_likeliest for entry in iteration.prompt)
+    device, num_rows = rows.scored.device, len(rows.scored)
+    count = min(max(entry.num_likeliest for entry in iteration.prompt), vocabulary)
+    # Allocated first: small results between large temporary tensors would keep malloc from using their memory again.
+    found = [
+        torch.empty(num_rows, device=device),
+        torch.empty((num_rows, count), device=device),
+        torch.empty((num_rows, count), dtype=torch.int64, device=device),
+        torch.empty(num_rows, dtype=torch.int64, device=device),
+    ]
     size = max(1, SLICE_ELEMENTS // vocabulary)
-    slices = []
-    for scored, targets in zip(torch.split(rows.scored, size), torch.split(rows.targets, size), strict=True):
-        of_slice = logits(hidden[scored])
+    for start in range(0, num_rows, size):
+        part = slice(start, start + size)
+        of_part = logits(hidden[rows.scored[part]])
         if copies is not None:
-            slices.append(_with_ranks(of_slice, targets, most))
+            for whole, values in zip(found, _with_ranks(of_part, rows.targets[part], count), strict=True):
+                whole[part] = values
     if copies is None:
         return lambda result: None
-    on_host = copies.start(*(torch.cat(column) for column in zip(*slices, strict=True)))
+    on_host = copies.start(*found)
     return lambda result: result.prompt.extend(prompt_messages(on_host(), iteration))
 
 
