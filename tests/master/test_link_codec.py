@@ -290,8 +290,8 @@ def test_texts_for_people_are_bounded_and_valid():
         ({"choice": 2**32}, "n"),
         ({"top_k": -1}, "top_k"),
         ({"logprobs": 2**32}, "logprobs"),
-        ({"prompt_logprobs": 2**32}, "prompt_logprobs"),
         ({"logit_bias": ((2**32, 1.0),)}, "logit_bias"),
+        ({"prompt_logprobs": 2**32}, "prompt_logprobs"),
     ],
 )
 def test_a_value_out_of_range_is_named(change, field):
