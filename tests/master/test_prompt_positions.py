@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.engine import supervisor as supervisor_module
@@ -16,7 +16,7 @@ from orca_master.engine.messages import Submission
 from orca_master.scheduling import room
 from orca_master.scheduling.kv_ledger import KvLedger, shareable_blocks
 from orca_master.scheduling.prefix_cache import PrefixCache
-from orca_master.scheduling.request import Request
+from orca_master.scheduling.request import LOSSES_BEFORE_ALONE, Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS, SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -42,19 +42,21 @@ def positions(made: Engine, name: str) -> list[int]:
 requests = st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.integers(1, 12)), min_size=1, max_size=12)
 
 
-@settings(max_examples=25)
 @given(
     requests,
     st.sampled_from([None, 5, 16, 40]),
     st.sampled_from(["reserve", "paged"]),
     st.booleans(),
     st.sampled_from([1, 2]),
-    st.lists(st.integers(1, 12), max_size=3),
+    st.lists(st.integers(1, 12), max_size=LOSSES_BEFORE_ALONE),
 )
 def test_every_position_returns_once_whatever_is_preempted_lost_or_cached(
     requests, budget, admission, caching, partitions, losses
 ):
-    """Requests with equal beginnings on two pipelines, one of which is lost after some iterations."""
+    """Requests with equal beginnings on two pipelines, one of which is lost after some iterations.
+
+    With another loss the engine would end the requests that it suspects.
+    """
 
     async def scene(made: Engine) -> None:
         await made.engine.start()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_protos import engine_pb2 as pb
@@ -191,7 +191,6 @@ def run(stage: Stage, cuts: list[int], beside: bool) -> tuple[list[pb.PromptLogp
     return found, sampled
 
 
-@settings(max_examples=20)
 @given(st.lists(st.integers(1, LENGTH - 1), max_size=5, unique=True).map(sorted), st.booleans())
 def test_chunks_give_the_log_probabilities_of_the_whole_prompt(stage, cuts, beside):
     (whole,), sampled = run(stage, [], beside=False)
