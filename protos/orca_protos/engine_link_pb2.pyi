@@ -511,17 +511,19 @@ class Outputs(_message.Message):
     def __init__(self, request_id: _Optional[_Iterable[str]] = ..., token: _Optional[_Iterable[int]] = ..., detail: _Optional[_Iterable[_Union[OutputDetail, _Mapping]]] = ...) -> None: ...
 
 class OutputDetail(_message.Message):
-    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs", "num_cached")
+    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs", "num_cached", "prompt_logprobs")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     index: int
     without_token: bool
     finish_reason: FinishReason
     error: str
     logprobs: _engine_pb2.Logprobs
     num_cached: int
-    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _engine_pb2.PromptLogprobs
+    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...

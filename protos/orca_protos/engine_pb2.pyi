@@ -212,7 +212,7 @@ class Allocated(_message.Message):
     def __init__(self) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "seed", "choice", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "logprobs")
+    __slots__ = ("temperature", "top_p", "seed", "choice", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "logprobs", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class Sampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     seed: int
@@ -237,7 +238,8 @@ class Sampling(_message.Message):
     logit_bias: LogitBias
     min_tokens: int
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Union[LogitBias, _Mapping]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Union[LogitBias, _Mapping]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token", "value")
@@ -262,7 +264,7 @@ class Admission(_message.Message):
     def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks")
+    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks", "prompt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +277,7 @@ class Iteration(_message.Message):
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     MASKED_ROW_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     row: _containers.RepeatedScalarFieldContainer[int]
@@ -287,7 +290,20 @@ class Iteration(_message.Message):
     admission: _containers.RepeatedCompositeFieldContainer[Admission]
     masked_row: _containers.RepeatedScalarFieldContainer[int]
     masks: TokenMasks
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ...) -> None: ...
+    prompt: _containers.RepeatedCompositeFieldContainer[PromptPositions]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPositions, _Mapping]]] = ...) -> None: ...
+
+class PromptPositions(_message.Message):
+    __slots__ = ("index", "first", "token", "num_likeliest")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIKELIEST_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    first: int
+    token: _containers.RepeatedScalarFieldContainer[int]
+    num_likeliest: int
+    def __init__(self, index: _Optional[int] = ..., first: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., num_likeliest: _Optional[int] = ...) -> None: ...
 
 class TokenMasks(_message.Message):
     __slots__ = ("allowed",)
@@ -367,21 +383,37 @@ class Logprobs(_message.Message):
     logprob: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, index: _Optional[int] = ..., sampled: _Optional[float] = ..., token: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class PromptLogprobs(_message.Message):
+    __slots__ = ("index", "logprob", "rank", "likely_token", "likely_logprob")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    logprob: _containers.RepeatedScalarFieldContainer[float]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    likely_token: _containers.RepeatedScalarFieldContainer[int]
+    likely_logprob: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, index: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., rank: _Optional[_Iterable[int]] = ..., likely_token: _Optional[_Iterable[int]] = ..., likely_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class IterationResult(_message.Message):
-    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault")
+    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault", "prompt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     token: _containers.RepeatedScalarFieldContainer[int]
     timing: StageTiming
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
     fault: Fault
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
+    prompt: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("reason",)

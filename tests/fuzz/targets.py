@@ -86,6 +86,7 @@ def _body_seeds() -> list[bytes]:
     bodies: list[dict[str, object]] = [
         {"prompt": "a", "max_tokens": 2, "temperature": 0.5, "logit_bias": {"5": 1}, "stop": ["b"], "seed": 1},
         {"prompt": [[1, 2], [3]], "n": 2, "logprobs": 1, "stream": True, "stream_options": {"include_usage": True}},
+        {"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 2},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "chat_template_kwargs": {"a": 1}},
         {
             "model": "m",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from orca_master.bodies import validation as bodies
 from orca_master.bodies.lengths import MAX_DEPTH, Lengths
-from orca_master.bodies.openai_requests import MAX_BIASES, MAX_MESSAGES
+from orca_master.bodies.logit_bias import MAX_BIASES
+from orca_master.bodies.openai_requests import MAX_MESSAGES
 from orca_master.bodies.validation import MAX_MESSAGE, check_body
 from orca_master.errors import RequestError
 

@@ -14,7 +14,7 @@ from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.admin import create_probes
 from orca_master.endpoint.application import create_app
-from orca_master.endpoint.choice_run import PIECES_TOGETHER, SUBMITTED_AT_ONCE
+from orca_master.endpoint.choice_run import PIECE_BYTES, PIECES_TOGETHER, SUBMITTED_AT_ONCE
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Generator
@@ -26,6 +26,7 @@ from orca_master.errors import EngineUnavailableError, QueueFullError, RequestEr
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
+from orca_protos import engine_pb2 as pb
 
 DEPTH, TOKENS = 256, 100_000
 
@@ -371,3 +372,143 @@ def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to
             assert answer.json()["error"] == expected
 
     asyncio.run(run())
+
+
+def part(*ranks: int) -> pb.PromptLogprobs:
+    return pb.PromptLogprobs(logprob=[-0.5] * len(ranks), rank=ranks)
+
+
+def scored(tmp_path, **fields: Any) -> tuple[Queue, Generator, Generation]:
+    """Return a generation of two prompts of three tokens with two choices each, and log probabilities of prompts."""
+    engine = Queue()
+    body = CompletionRequest.model_validate({"prompt": [[1, 2, 3]] * 2, "n": 2, **fields})
+    generator = Generator(engine, TextCodec(tmp_path), None, 1 << 20)
+    return engine, generator, generator.prepare("test", body, [[1, 2, 3]] * 2, body.max_tokens, body.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, None),
+        ({"prompt_logprobs": 3}, 3),
+        ({"echo": True}, None),
+        ({"logprobs": 5}, None),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True, "logprobs": 2, "prompt_logprobs": 1}, 2),
+    ],
+)
+def test_the_first_choice_of_each_prompt_asks_for_its_log_probabilities(tmp_path, fields, count):
+    _, _, generation = scored(tmp_path, **fields)
+    found = [choice.submission.sampling.prompt_logprobs for choice in generation.choices]
+    assert found == [count, None, count, None]
+    assert [choice.first_of_prompt for choice in generation.choices] == [0, 0, 2, 2]
+
+
+def test_too_many_log_probabilities_of_prompts_are_refused_by_name(tmp_path):
+    for fields, field in (({"echo": True, "logprobs": 20}, "logprobs"), ({"prompt_logprobs": 20}, "prompt_logprobs")):
+        body = CompletionRequest.model_validate({"prompt": [1], **fields})
+        generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+        with pytest.raises(RequestError, match="at most 1048576 are supported") as refused:
+            generator.prepare("test", body, [[1] * 49_933], 1, body.logprobs)
+        assert refused.value.field == field
+        generator.prepare("test", body, [[1] * 49_932], 1, body.logprobs)
+
+
+def test_pieces_of_a_prompt_wait_for_its_log_probabilities_which_come_once(tmp_path):
+    """The second choice is faster; the other prompt does not wait; the parts are joined."""
+
+    async def run() -> None:
+        engine, generator, generation = scored(tmp_path, prompt_logprobs=0)
+        found = []
+
+        async def read() -> None:
+            async for pieces in generator.pieces(generation):
+                found.extend(pieces)
+
+        reading = asyncio.create_task(read())
+        await until(lambda: len(engine.receivers) == 4)
+        names = [choice.submission.request_id for choice in generation.choices]
+        receive = dict(engine.receivers)
+
+        def tell(index: int, token: int | None, prompt_logprobs: pb.PromptLogprobs | None = None, ends: bool = False):
+            reason = FinishReason.LENGTH if ends else None
+            receive[names[index]](Output(names[index], token, reason, prompt_logprobs=prompt_logprobs))
+
+        tell(1, 10)
+        tell(0, None, part(7))
+        tell(1, 11, ends=True)
+        tell(2, 20, part(3, 4))
+        tell(3, 30, ends=True)
+        await until(lambda: len(found) == 2)
+        assert [(piece.index, piece.token) for piece in found] == [(2, 20), (3, 30)]
+        tell(0, 40, part(8))
+        tell(0, 41, ends=True)
+        tell(2, 21, ends=True)
+        await reading
+        assert [(piece.index, piece.token) for piece in found[2:]] == [(0, 40), (1, 10), (1, 11), (0, 41), (2, 21)]
+        assert [piece.prompt_logprobs for piece in found if piece.prompt_logprobs is not None] == [
+            part(3, 4),
+            part(7, 8),
+        ]
+
+    asyncio.run(run())
+
+
+def test_an_error_ends_a_choice_that_waits_for_its_prompt(tmp_path):
+    async def run() -> None:
+        engine, generator, generation = scored(tmp_path, prompt_logprobs=0)
+        collecting = asyncio.create_task(collect(generator, generation))
+        await until(lambda: len(engine.receivers) == 4)
+        name = generation.choices[1].submission.request_id
+        engine.receivers[name](Output(name, None, FinishReason.ERROR, "lost"))
+        with pytest.raises(EngineUnavailableError, match="lost"):
+            await collecting
+        assert not engine.receivers
+
+    asyncio.run(run())
+
+
+def test_without_a_generated_token_the_engine_generates_one(tmp_path):
+    _, _, generation = scored(tmp_path, echo=True, max_tokens=0)
+    assert generation.max_tokens == 0
+    assert {choice.submission.max_gen_tokens for choice in generation.choices} == {1}
+    assert generation.choices[0].submission.choices == Choices(generation.request_id, 4, 4 * (3 + 1))
+
+
+def test_pieces_that_waited_for_their_prompt_do_not_count_as_unread(tmp_path):
+    """Twice as many as may be unread."""
+
+    async def run() -> None:
+        engine = Queue()
+        body = CompletionRequest(prompt=[1, 2, 3], n=2, prompt_logprobs=0)
+        generator = Generator(engine, TextCodec(tmp_path), None, 100 * PIECE_BYTES)
+        generation = generator.prepare("test", body, [[1, 2, 3]], 300, 1)
+        collecting = asyncio.create_task(collect(generator, generation))
+        await until(lambda: len(engine.receivers) == 2)
+        first, second = (choice.submission.request_id for choice in generation.choices)
+        receive = dict(engine.receivers)
+        for token in range(200):
+            logprobs = pb.Logprobs(sampled=-1.0, token=[4], logprob=[-1.0])
+            receive[second](Output(second, token, FinishReason.LENGTH if token == 199 else None, logprobs=logprobs))
+        receive[first](Output(first, 5, FinishReason.LENGTH, prompt_logprobs=part(1, 2)))
+        assert await collecting == [0, *[1] * 200]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("fields", "logprobs"), [({}, 0), ({"logprobs": 3}, 3), ({"n": 4}, None)])
+def test_best_of_generates_more_choices_and_their_log_probabilities(tmp_path, fields, logprobs):
+    body = CompletionRequest.model_validate({"prompt": [[1], [2]], "best_of": 4, "n": 2, "echo": True, **fields})
+    generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+    generation = generator.prepare("test", body, [[1], [2]], 5, body.logprobs)
+    assert (generation.n, generation.choices_per_prompt) == (body.n, 4)
+    assert [choice.submission.sampling.choice for choice in generation.choices] == [0, 1, 2, 3] * 2
+    assert {choice.submission.sampling.logprobs for choice in generation.choices} == {logprobs}
+    assert generation.choices[0].submission.choices == Choices(generation.request_id, 8, 8 * (1 + 5))
+
+
+def test_more_choices_to_choose_from_than_can_ever_wait_are_refused_by_name(tmp_path):
+    body = CompletionRequest(prompt=[[1]] * 3, best_of=86)
+    with pytest.raises(RequestError, match=f"best_of = 86 are 258 choices, at most {DEPTH} can wait") as refused:
+        Generator(Queue(), TextCodec(tmp_path), None, 1 << 20).prepare("test", body, [[1]] * 3, 1, None)
+    assert refused.value.field == "best_of"

@@ -45,6 +45,7 @@ tokens = st.builds(
     st.integers(0, 2**32 - 1),
     st.sampled_from([None, "stop", "length"]),
     st.none() | st.binary(max_size=20),
+    st.none() | st.binary(max_size=20),
 )
 
 
@@ -79,7 +80,7 @@ def test_an_old_request_is_written_again_instead_of_keeping_all_files(tmp_path, 
     known = JournalledRequest(request("old"))
     journal.content_of = {old: known}.__getitem__
     for index in range(400):
-        journal.note(old, 0, index)
+        journal.note(old, Token(0, index))
         known.tokens.append(Token(0, index))
         if flushes:
             journal.flush()
@@ -96,10 +97,10 @@ def test_an_old_request_is_written_again_instead_of_keeping_all_files(tmp_path, 
 def test_what_was_written_is_read(tmp_path):
     journal = Journal(tmp_path / "new" / "folder", MODEL)
     first, second = journal.accept(request("a")), journal.accept(request("b"))
-    journal.note(first, 0, 5)
-    journal.note(second, 1, 6, "stop", b"\x01\xff")
+    journal.note(first, Token(0, 5))
+    journal.note(second, Token(1, 6, "stop", b"\x01\xff"))
     journal.flush()
-    journal.note(first, 1, 9)
+    journal.note(first, Token(1, 9))
     journal.end(second, Ended(12.5, "why"))
     journal.close()
     again = Journal(tmp_path / "new" / "folder", MODEL)
@@ -118,7 +119,7 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     number = journal.accept(request())
     ends = []
     for output in outputs:
-        journal.note(number, *output)
+        journal.note(number, output)
         journal.flush()
         ends.append(journal.num_bytes)
     journal.close()
@@ -139,7 +140,7 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
     journal = Journal(tmp_path, MODEL)
     number = journal.accept(request())
     for index in range(100):
-        journal.note(number, 0, index)
+        journal.note(number, Token(0, index))
         journal.flush()
     journal.end(number, Ended(1.0, ""))
     journal.close()
@@ -152,7 +153,7 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
     assert len(kept) < 40
     again.resume([number])
     for index in range(len(kept), 100):
-        again.note(number, 0, index)
+        again.note(number, Token(0, index))
     again.end(number, Ended(2.0, ""))
     again.close()
     (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
@@ -238,7 +239,7 @@ def test_a_journal_that_cannot_be_written_is_off_and_nothing_else_fails(tmp_path
     elif fault == "sync":
         monkeypatch.setattr(os, "fsync", _no_space)
     for _ in range(1_000):
-        journal.note(number, 0, 5)
+        journal.note(number, Token(0, 5))
         journal.flush()
     journal.end(journal.accept(request("b")), Ended(1.0, ""))
     journal.close()
@@ -316,7 +317,7 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     for _ in range(MAX_RESUMES - 1):
         asyncio.run(life(wants=2))
     journal = Journal(tmp_path / "j", MODEL)
-    journal.note(second, 0, 5)
+    journal.note(second, Token(0, 5))
     journal.flush()
     journal.failure = "killed: nothing more is written"
     journal.close()
@@ -426,7 +427,7 @@ def test_whatever_happens_flushed_tokens_are_there_once_and_in_order(tmp_path_fa
                 live[number], flushed[number] = JournalledRequest(made), 0
             elif step == "note" and live[number].ended is None:
                 live[number].tokens.append(Token(0, count))
-                journal.note(number, 0, count)
+                journal.note(number, Token(0, count))
             elif step == "flush":
                 journal.flush()
                 flushed = {number: len(request.tokens) for number, request in live.items()}

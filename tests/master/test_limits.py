@@ -23,7 +23,7 @@ def request(prompt=(0, 99), max_gen_tokens=1, stop=(7,), **sampling) -> Request:
         {},
         {"temperature": 2.0, "top_p": 0.5, "min_p": 1.0, "top_k": 10**9, "seed": 2**64 - 1, "choice": 127},
         {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 100.0, "min_tokens": 2**32 - 1},
-        {"logit_bias": ((99, -100.0), (0, 100.0)), "logprobs": 20},
+        {"logit_bias": ((99, -100.0), (0, 100.0)), "logprobs": 20, "prompt_logprobs": 20},
         {"stop": (-1, 10**6)},  # as a model's configuration has them; the workers do not learn them
     ],
 )
@@ -60,6 +60,7 @@ def test_accepted(accepted):
         ({"min_tokens": 1, "stop": (100,)}, "stop_token_ids"),
         ({"min_tokens": 1, "stop": (-1,)}, "stop_token_ids"),
         ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
 def test_refused(refused, field):

@@ -90,6 +90,7 @@ sampling = build(
     logit_bias=st.lists(st.tuples(uint32, floats), max_size=4).map(tuple),
     min_tokens=uint32,
     logprobs=st.none() | uint32,
+    prompt_logprobs=st.none() | uint32,
 )
 submissions = build(
     Submission,
@@ -174,6 +175,13 @@ logprobs = st.builds(
     token=st.lists(uint32, max_size=3),
     logprob=st.lists(float32s, max_size=3),
 )
+prompt_logprobs = st.builds(
+    engine_pb2.PromptLogprobs,
+    logprob=st.lists(float32s, max_size=3),
+    rank=st.lists(uint32, max_size=3),
+    likely_token=st.lists(uint32, max_size=3),
+    likely_logprob=st.lists(float32s, max_size=3),
+)
 outputs = build(
     Output,
     request_id=texts,
@@ -182,6 +190,7 @@ outputs = build(
     error=st.none() | texts,
     logprobs=st.none() | logprobs,
     num_cached=uint32,
+    prompt_logprobs=st.none() | prompt_logprobs,
 )
 stored = build(StoredResponse, response_id=ids, owner=texts, previous=texts, data=st.binary(max_size=50))
 events = st.lists(st.binary(max_size=50), max_size=3)
@@ -313,6 +322,7 @@ def test_texts_for_people_are_bounded_and_valid():
         ({"top_k": -1}, "top_k"),
         ({"logprobs": 2**32}, "logprobs"),
         ({"logit_bias": ((2**32, 1.0),)}, "logit_bias"),
+        ({"prompt_logprobs": 2**32}, "prompt_logprobs"),
     ],
 )
 def test_a_value_out_of_range_is_named(change, field):

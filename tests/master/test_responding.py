@@ -40,7 +40,7 @@ def formats(tmp_path, **fields: Any) -> list[Format]:
 
 @pytest.mark.parametrize("fields", [{}, {"return_token_ids": True}, {"logprobs": 1}])
 def test_the_json_is_that_of_each_chunk(tmp_path, fields):
-    generation = Generation("text", 5, [[1]], [CHOICE, CHOICE])
+    generation = Generation("text", 5, [[1]], [CHOICE, CHOICE], 2, 9)
     pieces = PIECES
     if "logprobs" in fields:
         logprobs = pb.Logprobs(sampled=-0.5, token=[3], logprob=[-0.25])
@@ -64,7 +64,7 @@ def test_chunks_that_differ_in_their_text_only_are_built_once(tmp_path):
                 built.append(piece)
                 return style.chunk(generation, piece)
 
-        chunks = ChunkJson(Generation("id", 5, [[1]], [CHOICE, CHOICE]), Counted())
+        chunks = ChunkJson(Generation("id", 5, [[1]], [CHOICE, CHOICE], 2, 9), Counted())
         for piece in PIECES:
             chunks.of(piece)
         assert len(built) == 4, "the first of each of two choices, and the last"

@@ -29,6 +29,7 @@ def test_fields_have_the_names_of_the_body():
         SamplingParameters(
             temperature=0.1, top_p=0.2, min_p=0.3, presence_penalty=-0.4, frequency_penalty=0.5, repetition_penalty=1.6,
             logit_bias=((7, 0.7), (8, -0.8)), seed=2**64 - 1, choice=9, top_k=10, min_tokens=11, logprobs=0,
+            prompt_logprobs=0,
         ),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from pathlib import Path
 
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted
+from orca_master.journal.records import Accepted, Token
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import FinishReason
@@ -132,7 +132,7 @@ class Twin:
             for position in range(self._num_recorded.get(index, 0), len(tokens or ())):
                 assert tokens is not None
                 reason = "length" if position + 1 == self._bounds.num_tokens else None
-                self._journal.note(self._numbers[index], 0, tokens[position], reason)
+                self._journal.note(self._numbers[index], Token(0, tokens[position], reason))
                 self._num_recorded[index] = position + 1
         self._journal.flush()
 

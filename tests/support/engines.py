@@ -75,6 +75,8 @@ class Harness:
     preemptions: int = 0
     drafts: list[tuple[int, int, int]] = field(default_factory=list)
     first_tokens: list[tuple[float, float]] = field(default_factory=list)
+    prompt_logprobs: dict[str, list[pb.PromptLogprobs]] = field(default_factory=dict)
+    """By request, the parts that `collect` has seen."""
 
     def deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -111,8 +113,11 @@ class Harness:
             while count:
                 output = await self.outputs.get()
                 assert output.finish_reason is not FinishReason.ERROR, output.error
-                assert output.token is not None
-                tokens.setdefault(output.request_id, []).append(output.token)
+                if output.prompt_logprobs is not None:
+                    self.prompt_logprobs.setdefault(output.request_id, []).append(output.prompt_logprobs)
+                if output.token is not None or output.prompt_logprobs is None:
+                    assert output.token is not None
+                    tokens.setdefault(output.request_id, []).append(output.token)
                 count -= output.finish_reason is not None
         return tokens
 

@@ -6,7 +6,7 @@ A token depends only on the tokens before it, so a recomputation gives the same 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from orca_contract.state import PipelinePhase
 from orca_contract.topology import PipelineSpec, Topology
@@ -36,6 +36,11 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def prompt_logprobs(index: int, positions: Iterable[int]) -> pb.PromptLogprobs:
+    """Return log probabilities that name their positions: the rank of the token after position p is p."""
+    return pb.PromptLogprobs(index=index, logprob=[-0.5 for _ in positions], rank=positions)
+
+
 def allowed_token(token: int, mask: bytes) -> int:
     """Return the first token from `token` on, around the end of the vocabulary, that a mask allows."""
     candidates = ((token + step) % VOCABULARY for step in range(VOCABULARY))
@@ -63,7 +68,7 @@ class FakeWorkers:
         """None before the workers serve."""
         self._refusal = refusal
         self._sequence = 0
-        self._queue: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, Batch, list[pb.PromptLogprobs]]] = asyncio.Queue()
         self._masks: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._lost = asyncio.Event()
         self._reported: list[WorkerLostError] = []
@@ -83,7 +88,13 @@ class FakeWorkers:
 
     def send(self, batch: Batch) -> int:
         self._sequence += 1
-        self._queue.put_nowait((self._sequence, batch))
+        entries = [scheduled for scheduled in batch.requests for _ in range(1 + len(scheduled.draft))]
+        of_prompts = [
+            prompt_logprobs(entry, scheduled.prompt_positions)
+            for entry, scheduled in enumerate(entries)
+            if scheduled.prompt_positions
+        ]
+        self._queue.put_nowait((self._sequence, batch, of_prompts))
         return self._sequence
 
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
@@ -128,7 +139,7 @@ class FakeWorkers:
     async def _compute(self, on_result: Callable[[pb.IterationResult], None]) -> None:
         pending: dict[str, list[int]] = {}
         while True:
-            sequence, batch = await self._queue.get()
+            sequence, batch, of_prompts = await self._queue.get()
             while self.hangs:
                 await asyncio.sleep(0.001)
             tokens, masked = [], iter(await self._masks_of(sequence, batch))
@@ -149,7 +160,7 @@ class FakeWorkers:
                         for count in range(len(scheduled.draft))
                     ]
             await asyncio.sleep(0)
-            on_result(pb.IterationResult(sequence=sequence, token=tokens))
+            on_result(pb.IterationResult(sequence=sequence, token=tokens, prompt=of_prompts))
 
     async def _masks_of(self, sequence: int, batch: Batch) -> list[bytes]:
         """Wait for the masks of an iteration, one for each request that samples a token of a grammar."""

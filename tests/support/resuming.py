@@ -17,6 +17,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.7, "seed": 7, "logprobs": 2},
     "two choices": {"temperature": 0.9, "seed": 8, "n": 2, "stream_options": {"include_usage": True}},
     "two prompts": {"prompt": [[1, 2], [9, 8, 7]], "temperature": 0.9, "seed": 9, "echo": True},
+    "echoed logprobs": {"prompt": [[1, 2, 9], [8, 7]], "temperature": 0.9, "seed": 12, "echo": True, "logprobs": 1},
     "stop string": {"temperature": 0.9, "seed": 10, "stop": ["zzzz", " the"]},
     "chat": {"messages": [{"role": "user", "content": "Once"}], "temperature": 0.9, "seed": 11},
 }

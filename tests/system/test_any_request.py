@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orca_master.bodies.body import MAX_NAME
+from orca_master.bodies.logit_bias import MAX_BIASES
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import (
-    MAX_BIASES,
     MAX_CHOICES,
     MAX_COUNT,
     MAX_MESSAGES,
@@ -95,9 +95,11 @@ special = {
 tiny = [5e-324, 2.0**-149, 2.0**-126, 1e-9]
 legal: dict[str, list[Any]] = {
     "temperature": [0, *tiny, 2], "top_p": [*tiny, 1], "top_k": [-1, 0, 1, VOCABULARY, MAX_COUNT], "min_p": [0, *tiny],
-    "seed": [-(2**63), -1, 0, 2**63 - 1], "n": [1, 2, MAX_CHOICES], "best_of": [1], "presence_penalty": [-2, *tiny, 2],
+    "seed": [-(2**63), -1, 0, 2**63 - 1], "n": [1, 2, MAX_CHOICES], "best_of": [1, 3],
+    "presence_penalty": [-2, *tiny, 2],
     "frequency_penalty": [-2, *tiny, 2], "repetition_penalty": [*tiny, 1, 100], "min_tokens": [0, 1, 2],
-    "max_tokens": [2, 3, 100], "max_completion_tokens": [2, 3, 100], "logprobs": [0, 1, MAX_LOGPROBS],
+    "max_tokens": [0, 2, 3, 100], "prompt_logprobs": [0, MAX_LOGPROBS],
+    "max_completion_tokens": [2, 3, 100], "logprobs": [0, 1, MAX_LOGPROBS],
     "top_logprobs": [0, MAX_LOGPROBS], "stop": ["a", ["a", "\ud800"], "a" * MAX_STOP_CHARACTERS], "user": ["\ud800"],
     "logit_bias": [{"0": 100, "1": -100}, dict.fromkeys(map(str, range(VOCABULARY)), -100)], "stop_token_ids": [[0]],
     "prompt": [[0], ["a", "\0"], [[VOCABULARY - 1], [0]], "<end>", [1] * 600], "model": [NAME],

@@ -203,12 +203,30 @@ def test_names_versions_and_request_ids(client, served):
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
+def test_the_best_of_several_choices_are_those_of_the_highest_mean_log_probability(client):
+    options = {"prompt": ["One", "Another one"], "temperature": 1.2, "seed": 4, "max_tokens": 8}
+    every = complete(client, **options, n=4, logprobs=0)
+    expected = []
+    for first in (0, 4):
+        choices = every.choices[first : first + 4]
+        means = {choice.text: sum(choice.logprobs.token_logprobs) / 8 for choice in choices}
+        expected += sorted(means, key=lambda text, means=means: -means[text])[:2]
+    best = complete(client, **options, n=2, best_of=4, extra_body={"prompt_logprobs": 1})
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in best.choices] == expected
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert [len(choice.prompt_logprobs) for choice in best.choices] == [3, 3, 11, 11]
+    assert best.usage.completion_tokens == every.usage.completion_tokens == 8 * 8
+    assert best.usage.prompt_tokens == every.usage.prompt_tokens
+    assert complete(client, **options, best_of=1).choices[0].text == every.choices[0].text
+
+
 @pytest.mark.parametrize(
     ("path", "change", "field", "words"),
     [
         ("completions", {"suffix": "end"}, "suffix", "unknown or not supported"),
-        ("completions", {"best_of": 3}, "best_of", "other than n is not supported"),
-        ("completions", {"echo": True, "logprobs": 1}, "echo", "not supported together with logprobs"),
+        ("completions", {"best_of": 1, "n": 2}, "best_of", "1 is below n, 2"),
+        ("completions", {"max_tokens": 0}, "max_tokens", "0 needs echo: true"),
         ("completions", {"stop": ["a", ""]}, "stop", "must not be empty"),
         ("completions", {"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
         ("completions", {"logit_bias": {"x": 1}}, "logit_bias", "pattern"),
@@ -229,6 +247,12 @@ def test_names_versions_and_request_ids(client, served):
          "needs add_generation_prompt: false"),
         ("chat/completions", {"continue_final_message": True}, "messages", "must be of the role assistant"),
         ("chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort", "'minimal'"),
+        ("completions", {"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
+        ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported with stream"),
+        ("chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported with stream"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ("completions", {"best_of": 2, "stream": True}, "best_of", "not supported with stream: true"),
+        ("chat/completions", {"best_of": 2}, "best_of", "only supported by /v1/completions"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(served, path, change, field, words):

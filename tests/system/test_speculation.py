@@ -102,3 +102,29 @@ def test_log_probabilities_are_those_without_drafts(checkpoint, worker_pool):
         assert [entry[1] for entry in expected[:-1]] == [None] * (NUM_TOKENS - 1)
 
     asyncio.run(compare())
+
+
+def test_a_prompt_beside_drafts_has_its_own_log_probabilities(checkpoint, worker_pool):
+    """With drafts, the entries of an iteration have other numbers than its requests."""
+    spec = topology(checkpoint("llama-gqa-tied"), worker_pool.addresses(1))
+    first, second = make_prompts((20, 30))
+
+    async def of_prompt(**options: Any) -> list[float]:
+        async with engine_over(spec, EngineConfig(deterministic=True, prefix_caching=False, **options)) as harness:
+            harness.submit("drafted", first, 90, logit_bias=((99, 90.0),))
+            async with asyncio.timeout(60):
+                while options and len(harness.drafts) < 5:
+                    await harness.outputs.get()
+            harness.submit("prompt", second, 1, prompt_logprobs=1)
+            await harness.collect(2)
+            mixed = (batch.requests for _, batch in harness.batches if len(batch.requests) == 2)
+            drafted_beside = any(entries[0].draft and entries[1].request.request_id == "prompt" for entries in mixed)
+            assert drafted_beside == bool(options)
+            return [value for part in harness.prompt_logprobs["prompt"] for value in part.logprob]
+
+    async def compare() -> None:
+        expected = await of_prompt()
+        assert len(expected) == len(second) - 1
+        assert await of_prompt(speculative_tokens=4) == expected
+
+    asyncio.run(compare())

@@ -193,6 +193,12 @@ def test_the_host_never_waits_for_the_device_in_a_whole_iteration(name, sampling
             )
             for place in (3, 4)
         ),
+        pb.Iteration(
+            row=[0, 1], num_tokens=[1, 9], context_length=[5, 0], token=[PENDING_TOKEN, *range(9)],
+            num_new_blocks=[0, 1], new_block=[1], sample=[True, True],
+            admission=[pb.Admission(row=1, sampling=SAMPLINGS[sampling], prompt_length=9)],
+            prompt=[pb.PromptPositions(index=1, token=range(1, 9), num_likeliest=2)],
+        ),
     ]  # fmt: skip
     with HostWaits() as waits:
         for iteration in iterations:

@@ -14,6 +14,8 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError
 from orca_worker.loaded_partition import LoadedPartition
+from orca_worker.rows import IterationBatch, RowTable
+from orca_worker.torch_import import complete_torch
 
 LENGTH = 100
 """Tokens of the self-test's request: more than a tile of the attention (64), and than the rows of any block."""
@@ -37,6 +39,26 @@ def check_conditions(loaded: LoadedPartition) -> None:
             f"--deterministic on: the CPU kernels lack the attention of this {loaded.config.family} model (head "
             f"dimension {loaded.config.head_dim}), and that of plain torch has no fixed order of sums"
         )
+
+
+@torch.inference_mode()
+def self_test_partition(
+    run: Callable[[IterationBatch, torch.Tensor | None], torch.Tensor], loaded: LoadedPartition, num_blocks: int
+) -> None:
+    """Test a partition, whose `run` takes a batch and the activations of the partition before: see `self_test`.
+
+    On later partitions a row of a table replaces each token's activations.
+    """
+    rows = RowTable(loaded.max_model_len, loaded.device)
+    complete_torch()  # for the generator
+    shape, generator = (LENGTH, loaded.config.hidden_size), torch.Generator().manual_seed(0)
+    table = None if loaded.request.partition == 0 else torch.randn(shape, generator=generator)
+
+    def run_iteration(iteration: pb.Iteration) -> torch.Tensor:
+        batch = rows.batch(iteration)
+        return run(batch, None if table is None else table[batch.tokens])
+
+    self_test(run_iteration, loaded.config.vocabulary_size, loaded.max_model_len, num_blocks)
 
 
 def self_test(run: Run, vocabulary_size: int, max_model_len: int, num_blocks: int) -> None:

@@ -27,12 +27,21 @@ def logprob_tensors(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRo
     if len(wanted) == 0:
         return []
     (index,) = to_device(logits.device, wanted)
-    logprobs = torch.log_softmax(logits[index], dim=-1)
-    sampled = logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1)
-    count = min(int(rows.logprobs[wanted].max()), logits.shape[-1])
-    # torch.topk chooses among equal values by their number, so the tokens' ids make them distinct.
-    likeliest = _ordered(logprobs).topk(count).indices
-    return [sampled, logprobs.gather(1, likeliest), likeliest]
+    return at_tokens(torch.log_softmax(logits[index], dim=-1), tokens[index], int(rows.logprobs[wanted].max()))
+
+
+def at_tokens(logprobs: torch.Tensor, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Return log probabilities of `tokens` [L] and of the `count` likeliest tokens, from `logprobs` [L, vocabulary].
+
+    The result: [L], [L, N] and [L, N] as in `logprob_tensors`; N is `count`, or the vocabulary's size if that is less.
+    """
+    own = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    if count == 0:
+        likeliest = torch.empty((len(tokens), 0), dtype=torch.int64, device=tokens.device)
+    else:
+        # torch.topk chooses among equal values by their number, so the tokens' ids make them distinct.
+        likeliest = _ordered(logprobs).topk(min(count, logprobs.shape[-1])).indices
+    return [own, logprobs.gather(1, likeliest), likeliest]
 
 
 def _ordered(values: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_worker.device_copies import to_device
+from orca_worker.prompt_logprobs import PromptRows, num_read, prompt_rows
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
 
 INITIAL_ROWS = 64
@@ -26,10 +27,13 @@ Parameters = Callable[[pb.Iteration, SamplingRows], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class LastTokens:
-    """The tokens whose output the head reads, one for each request that samples."""
+    """The tokens whose output the head reads: the last one of each request that samples.
+
+    Of a prompt with log probabilities (`Iteration.prompt`) all tokens from the first of its positions on.
+    """
 
     tokens: torch.Tensor
-    """[K] int64 index among the iteration's tokens."""
+    """[count] int64 index among the iteration's tokens."""
     ragged: RaggedBatch
     """Batch of these tokens, but positions and slots of the whole iteration, whose keys and values are all stored."""
 
@@ -42,12 +46,14 @@ class IterationBatch:
     """[S] int64 input tokens."""
     ragged: RaggedBatch
     last: LastTokens | None
-    """None if all tokens sample, or none does."""
+    """None if the head reads all tokens, or none."""
     sampling: SamplingRows
     rows: torch.Tensor
     """[K] int64 rows that sample."""
     parameters: Sequence[torch.Tensor] = ()
     """The sampler's arrays on the device."""
+    prompt: PromptRows | None = None
+    """Of an iteration with log probabilities of prompts; else the rows that the head reads are those that sample."""
 
 
 class RowTable:
@@ -112,13 +118,21 @@ class RowTable:
             slots=slots,
             block_table=of_blocks[0] if len(self._blocks) == 0 else self._block_table(longest, *of_blocks),
         )
+        prompt = None
+        if not iteration.prompt:
+            last = self._last(ragged, end - 1, context + num_tokens - 1, samples)
+        else:
+            counts = num_read(iteration, num_tokens, samples)
+            prompt = prompt_rows(iteration, counts, samples, self._device)
+            last = self._several_last(ragged, end, context + num_tokens, counts)
         return IterationBatch(
             tokens=tokens,
             ragged=ragged,
-            last=self._last(ragged, end - 1, context + num_tokens - 1, samples),
+            last=last,
             sampling=sampling,
             rows=sampled,
             parameters=of_sampler,
+            prompt=prompt,
         )
 
     def _last(
@@ -128,12 +142,29 @@ class RowTable:
         count = int(samples.sum())
         if count in (0, len(ragged.positions)):
             return None
-        tokens, requests = to_device(self._device, token[samples], np.flatnonzero(samples))
+        return self._read(ragged, token[samples], np.flatnonzero(samples), np.arange(count + 1), position[samples])
+
+    def _several_last(
+        self, ragged: RaggedBatch, end: np.ndarray, position: np.ndarray, counts: np.ndarray
+    ) -> LastTokens | None:
+        """Return the last `counts` [R] tokens of the requests; `end`, `position` [R]: those after their last token."""
+        if counts.sum() == len(ragged.positions):
+            return None
+        requests = np.flatnonzero(counts)
+        start = np.concatenate(([0], counts[requests].cumsum()))
+        token = np.arange(start[-1]) + np.repeat((end - counts)[requests] - start[:-1], counts[requests])
+        return self._read(ragged, token, requests, start, (position - counts)[requests])
+
+    def _read(
+        self, ragged: RaggedBatch, token: np.ndarray, requests: np.ndarray, start: np.ndarray, context: np.ndarray
+    ) -> LastTokens:
+        """Return tokens of `requests`; `start`: RaggedBatch.query_start, `context`: the first position of each."""
+        tokens, of_requests = to_device(self._device, token, requests)
         last_ragged = replace(
             ragged,
-            query_start=torch.arange(count + 1),
-            context_length=torch.from_numpy(position[samples]),
-            block_table=ragged.block_table[requests],
+            query_start=torch.from_numpy(start),
+            context_length=torch.from_numpy(context),
+            block_table=ragged.block_table[of_requests],
         )
         return LastTokens(tokens, last_ragged)
 

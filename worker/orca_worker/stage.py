@@ -20,15 +20,15 @@ from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.device_clock import DeviceClock
 from orca_worker.device_copies import HostCopies
 from orca_worker.errors import ModelError, RankError
-from orca_worker.exactness import LENGTH, check_conditions, self_test
+from orca_worker.exactness import check_conditions, self_test_partition
 from orca_worker.kv_pools import KvPools
 from orca_worker.load_request import kv_cache_dtype
 from orca_worker.loaded_partition import load_partition
 from orca_worker.memory import blocks_that_fit, free_memory
+from orca_worker.prompt_logprobs import start_prompt_logprobs
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.token_masks import TokenMasks
-from orca_worker.torch_import import complete_torch
 from orca_worker.warm_up import warm_up_iterations
 
 
@@ -157,7 +157,7 @@ class Stage:
                 with torch.inference_mode():
                     self._decode_graphs.record_all(self._no_activations(1))
         if self._request.deterministic:
-            self._self_test(num_blocks)
+            self_test_partition(self._run_partition, self._loaded, num_blocks)
 
     def expect(self, iteration: pb.Iteration) -> bool:
         """Post the receive of an iteration's activations early, in the order of `execute`; keep masks, return False."""
@@ -195,20 +195,32 @@ class Stage:
         output = self.run_layers(batch, hidden)
         if not self._last:
             self._plane().send(output, self._request.tensor_parallel_size)
-            fill_in = None
-        else:
-            fill_in = self._sample(output, iteration, batch) if len(batch.rows) else lambda _: None
+        writes = self._read_head(output, iteration, batch) if self._last else ()
         ended = self._clock.mark()
 
         def reply() -> pb.RankReply:
             timing.started_ns, timing.ended_ns = started(), ended()
-            if fill_in is None:
+            if not self._last:
                 return pb.RankReply(timing=timing)
             result = pb.IterationResult(epoch=epoch, sequence=iteration.sequence, timing=timing)
-            fill_in(result)
+            for write in writes:
+                write(result)
             return pb.RankReply(result=result)
 
         return reply
+
+    def _read_head(
+        self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
+    ) -> list[Callable[[pb.IterationResult], None]]:
+        """Compute what follows from the head's rows `output`; return functions that wait and write it to a result."""
+        writes = []
+        if batch.prompt is not None:
+            copies, size = self._host_copies if self._group.rank == 0 else None, self._config.vocabulary_size
+            writes.append(start_prompt_logprobs(self._model.logits, output, batch.prompt, iteration, size, copies))
+            output = output[batch.prompt.sampling]
+        if len(batch.rows):
+            writes.append(self._sample(output, iteration, batch))
+        return writes
 
     def _sample(
         self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
@@ -246,20 +258,10 @@ class Stage:
             hidden = self._model.embed(tokens, ragged)
         return self._model(hidden, ragged, last)
 
-    @torch.inference_mode()
-    def _self_test(self, num_blocks: int) -> None:
-        """See exactness.py. On later partitions a row of a table replaces each token's activations."""
-        rows = RowTable(self._max_model_len, self._device)
-        complete_torch()  # for the generator
-        shape, generator = (LENGTH, self._config.hidden_size), torch.Generator().manual_seed(0)
-        table = None if self._first else torch.randn(shape, generator=generator)
-
-        def run(iteration: pb.Iteration) -> torch.Tensor:
-            batch = rows.batch(iteration)
-            output = self.run_layers(batch, None if table is None else table[batch.tokens])
-            return self._model.logits(output) if self._last else output
-
-        self_test(run, self._config.vocabulary_size, self._max_model_len, num_blocks)
+    def _run_partition(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Run the layers, and on the last partition the head: activations, or logits."""
+        output = self.run_layers(batch, hidden)
+        return self._model.logits(output) if self._last else output
 
     def _reset_rows(self) -> None:
         self.masks = TokenMasks(self._last and self._group.rank == 0)
@@ -284,12 +286,10 @@ class Stage:
                 self._pools.allocate(num_blocks)
             sampler = self._loaded.sampler()
             batch = RowTable(self._max_model_len, self._device).batch(iteration, sampler.parameters)
-            output = self.run_layers(batch, self._no_activations(len(batch.tokens)))
-            if self._last:
-                logits = self._model.logits(output)
-                if self._group.rank == 0:
-                    sampler.observe(iteration, batch)
-                    sampler.sample(logits, iteration, batch)
+            logits = self._run_partition(batch, self._no_activations(len(batch.tokens)))
+            if self._last and self._group.rank == 0:
+                sampler.observe(iteration, batch)
+                sampler.sample(logits, iteration, batch)
 
     def _no_activations(self, num_tokens: int) -> torch.Tensor | None:
         """Return zeros in place of the activations of the previous partition; None on the first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import repeat
+from typing import TypeVar
 
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
@@ -14,6 +15,7 @@ from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
+Part = TypeVar("Part", engine_pb2.Logprobs, engine_pb2.PromptLogprobs)
 MAX_TEXT = 16_384
 """Maximum characters of an error message on the link; longer messages are truncated."""
 _REASONS = {
@@ -98,8 +100,9 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
     message.request_id.extend([output[0] for output in outputs])
     tokens = [output[1] for output in outputs]
     message.token.extend([token or 0 for token in tokens] if None in tokens else tokens)  # type: ignore[arg-type]
-    for index, (_, token, reason, error, logprobs, num_cached) in enumerate(outputs):
-        if reason is None and logprobs is None and error is None and token is not None and not num_cached:
+    for index, (_, token, reason, error, logprobs, num_cached, prompt_logprobs) in enumerate(outputs):
+        is_rare = reason is not None or logprobs is not None or num_cached or prompt_logprobs is not None
+        if not is_rare and error is None and token is not None:
             continue
         detail = message.detail.add(index=index, without_token=token is None, num_cached=num_cached)
         if reason is not None:
@@ -108,6 +111,8 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
             detail.error = text(error)
         if logprobs is not None:
             detail.logprobs.CopyFrom(logprobs)
+        if prompt_logprobs is not None:
+            detail.prompt_logprobs.CopyFrom(prompt_logprobs)
 
 
 def outputs_of(message: pb.Outputs) -> list[Output]:
@@ -123,6 +128,7 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
     errors: list[str | None] = [None] * count
     logprobs: list[engine_pb2.Logprobs | None] = [None] * count
     num_cached = [0] * count
+    prompt_logprobs: list[engine_pb2.PromptLogprobs | None] = [None] * count
     for detail in message.detail:
         index = detail.index
         if index >= count:
@@ -134,9 +140,11 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
         if detail.HasField("error"):
             errors[index] = detail.error
         if detail.HasField("logprobs"):
-            logprobs[index] = _copy(detail.logprobs)
+            logprobs[index] = _copy(engine_pb2.Logprobs(), detail.logprobs)
+        if detail.HasField("prompt_logprobs"):
+            prompt_logprobs[index] = _copy(engine_pb2.PromptLogprobs(), detail.prompt_logprobs)
         num_cached[index] = detail.num_cached
-    return list(map(Output, request_ids, tokens, reasons, errors, logprobs, num_cached))
+    return list(map(Output, request_ids, tokens, reasons, errors, logprobs, num_cached, prompt_logprobs))
 
 
 def _reason_of(number: int) -> FinishReason:
@@ -145,11 +153,10 @@ def _reason_of(number: int) -> FinishReason:
     return _REASON_OF_NUMBER[number]
 
 
-def _copy(logprobs: engine_pb2.Logprobs) -> engine_pb2.Logprobs:
-    """Return a copy, because a part of a message keeps the memory of the whole message."""
-    copy = engine_pb2.Logprobs()
-    copy.CopyFrom(logprobs)
-    return copy
+def _copy(empty: Part, part: Part) -> Part:
+    """Return `empty` as a copy of `part`, because a part of a message keeps the memory of the whole message."""
+    empty.CopyFrom(part)
+    return empty
 
 
 def text(message: str, limit: int = MAX_TEXT) -> str:

@@ -11,12 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -32,6 +29,7 @@ from orca_master.bodies.lengths import (
     check_texts,
     within_context,
 )
+from orca_master.bodies.logit_bias import LogitBias
 from orca_master.bodies.structured_outputs import ResponseFormat, StructuredOutputs, grammar_of
 from orca_master.bodies.tools import NamedTool, ToolCalls, ToolList
 from orca_master.scheduling.constraint import Grammar
@@ -41,14 +39,13 @@ MAX_COUNT = 10**9
 """Maximum number of tokens: above every sequence length, and within the protocol's 32 bits."""
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 """Maximum length of a stop string."""
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
-MAX_BIASES = 4096
-"""Maximum entries of `logit_bias`: one message to the workers contains the entries of all choices of a batch."""
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 """Maximum parts of one message."""
@@ -61,21 +58,6 @@ Text = Annotated[str, check_text]
 # Most tokenizers return no token for an empty text. The schema's minLength keeps fuzzers from trying only that error.
 PromptText = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
-
-
-BiasToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-BiasValue = Annotated[float, Field(ge=-100, le=100)]
-_BIAS: TypeAdapter[tuple[str, float]] = TypeAdapter(tuple[BiasToken, BiasValue])
-
-
-def _first_wrong(biases: Any) -> Any:
-    """Return a valid mapping unchanged, else a mapping of the first invalid entry, which the error names."""
-    for entry in biases.items() if isinstance(biases, dict) else ():
-        try:
-            _BIAS.validate_python(entry)
-        except ValidationError:
-            return dict([entry])
-    return biases
 
 
 class StreamOptions(Body):
@@ -107,14 +89,13 @@ class GenerationRequest(Body):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    logit_bias: Annotated[
-        dict[BiasToken, BiasValue], Field(max_length=MAX_BIASES), BeforeValidator(_first_wrong), at_most(MAX_BIASES)
-    ] = {}
+    logit_bias: LogitBias = {}
     ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    prompt_logprobs: LogprobCount | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Name | None = None
@@ -131,10 +112,14 @@ class GenerationRequest(Body):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationRequest:
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError("best_of: other than n is not supported")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: {self.best_of} is below n, {self.n}")
+        if self.num_choices > self.n and self.stream:
+            raise ValueError("best_of: above n is not supported with stream: true")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed with stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: is not supported with stream: true")
         grammar_of(self.response_format, self.structured_outputs)
         return self
 
@@ -142,6 +127,16 @@ class GenerationRequest(Body):
     def grammar(self) -> Grammar | None:
         """What the answers must match, None for any text."""
         return grammar_of(self.response_format, self.structured_outputs)
+
+    @property
+    def num_choices(self) -> int:
+        """Number of choices that are generated for each prompt; the response has the best `n` of them."""
+        return self.best_of or self.n
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Number of likely tokens beside each token of the prompt; None: no log probabilities of prompts."""
+        return self.prompt_logprobs
 
     @property
     def tool_names(self) -> set[str]:
@@ -193,15 +188,21 @@ class CompletionRequest(GenerationRequest):
         ],
         Discriminator(_kind_of_prompt),
     ]
-    max_tokens: TokenCount = 16
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 16
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: LogprobCount | None = None
 
     @model_validator(mode="after")
-    def _echo_without_logprobs(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo: is not supported together with logprobs")
+    def _some_text(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 needs echo: true")
         return self
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """See GenerationRequest; with `echo` those of `logprobs`, too."""
+        counts = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in counts if count is not None), default=None)
 
 
 class TextPart(Body):
@@ -253,7 +254,7 @@ class ChatCompletionRequest(GenerationRequest):
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: LogprobCount | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     reasoning_effort: ReasoningEffort | None = None
@@ -266,6 +267,8 @@ class ChatCompletionRequest(GenerationRequest):
     def _chat_fields_agree(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
+        if self.num_choices > self.n:
+            raise ValueError("best_of: above n is only supported by /v1/completions")
         asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and asks_for_prompt:
             raise ValueError("continue_final_message: needs add_generation_prompt: false")

@@ -25,6 +25,7 @@ from orca_master.endpoint.openai_answers import (
     ToolCall,
     Usage,
 )
+from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
@@ -54,6 +55,10 @@ class ChatFormat:
         """See Format."""
         is_plain = self._answers.parser(self._body).is_plain
         return is_plain and not self._body.logprobs and not self._body.return_token_ids
+
+    def prompt_chunks(self, generation: Generation, piece: Piece) -> Iterator[ChatCompletion]:
+        """See Format."""
+        yield from ()
 
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
@@ -117,6 +122,17 @@ class ChatFormat:
     def answer(self, generation: Generation, usage: Usage) -> ChatCompletion:
         """See Format."""
         return self._completion("chat.completion", generation, [], usage)
+
+    async def long_choice_fields(self, generation: Generation, index: int, pieces: list[Piece]) -> dict[str, str]:
+        """See Format."""
+        return {}
+
+    async def long_answer_fields(self, generation: Generation, first: Piece) -> dict[str, str]:
+        """See Format."""
+        if (count := self._body.prompt_logprobs) is None or first.prompt_logprobs is None:
+            return {}
+        numbers = PromptNumbers(generation.prompt_of(0), first.prompt_logprobs, count, TokenTexts(self._codec))
+        return {"prompt_logprobs": await entries_json(numbers.entries())}
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> ChatCompletion:
         """See Format."""

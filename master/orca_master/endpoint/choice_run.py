@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -45,6 +45,8 @@ class Piece:
     """See Output."""
     stop_string: str | None = None
     """The stop string that ended the choice."""
+    prompt_logprobs: pb.PromptLogprobs | None = None
+    """With the first piece of a prompt, if they are requested: those of the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,24 @@ class Choice:
     index: int
     submission: Submission
     decoder: IncrementalDecoder
+    first_of_prompt: int
+    """Index of the first choice of the same prompt, which returns the prompt's log probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRun:
+    """The log probabilities of a prompt so far, and the outputs of its other choices that wait for the rest."""
+
+    found: pb.PromptLogprobs = field(default_factory=pb.PromptLogprobs)
+    held: list[tuple[Choice, Output]] = field(default_factory=list)
 
 
 class ChoiceRun:
-    """Submitted choices. `max_unread_bytes` limits the memory of the unread pieces; `recorder` records their tokens."""
+    """Submitted choices. `max_unread_bytes` limits the memory of the unread pieces; `recorder` records their tokens.
+
+    The log probabilities of a prompt are joined, and come with the first piece of the prompt's first choice, before any
+    piece of its other choices.
+    """
 
     def __init__(self, engine: EngineClient, max_unread_bytes: int, recorder: Recorder | None) -> None:
         self._engine = engine
@@ -69,6 +85,8 @@ class ChoiceRun:
         self._arrived = asyncio.Event()
         self._running: dict[int, Choice] = {}
         """Choices that must be released, by index."""
+        self._prompts: dict[int, PromptRun] = {}
+        """Prompts whose log probabilities have not all arrived, by their first choice."""
 
     async def submit(self, choices: Sequence[Choice]) -> None:
         """Submit the choices to the engine; raise the first refusal."""
@@ -78,6 +96,8 @@ class ChoiceRun:
             submissions = []
             for choice in group:
                 self._running[choice.index] = choice
+                if choice.submission.sampling.prompt_logprobs is not None and not choice.submission.generated:
+                    self._prompts[choice.index] = PromptRun()
                 submissions.append(self._engine.submit(choice.submission, partial(self._receive, choice)))
             refusals = await asyncio.gather(*submissions, return_exceptions=True)
             for choice, refusal in zip(group, refusals, strict=True):
@@ -100,7 +120,7 @@ class ChoiceRun:
             self._arrived.clear()
             await self._arrived.wait()
         pieces = [self._unread.popleft() for _ in range(min(len(self._unread), PIECES_TOGETHER))]
-        self._bytes_left += sum(map(_size, pieces))
+        self._bytes_left += sum(_size(piece.text, piece.logprobs) for piece in pieces)
         if self._recorder is not None:
             self._recorder.flush()
         return pieces
@@ -121,6 +141,8 @@ class ChoiceRun:
     def _receive(self, choice: Choice, output: Output) -> None:
         if choice.index not in self._running:
             return  # output after a stop string or after the end of the generation
+        if self._prompts and output.error is None and self._receive_with_prompt(choice, output):
+            return
         try:
             if output.error is not None:
                 of_request = output.finish_reason is FinishReason.FAULT
@@ -135,12 +157,33 @@ class ChoiceRun:
             del self._running[choice.index]
             # If the engine has not ended the request, a stop string did.
             self._engine.release(choice.submission.request_id, "stop")
-        self._bytes_left -= _size(piece)
+        self._bytes_left -= _size(piece.text, piece.logprobs)
         self._unread.append(piece)
         self._arrived.set()
         if self._bytes_left < 0:
             unread = f"more than {self._max_unread_bytes} bytes are unread"
             self.fail(RequestTimeoutError(f"the client does not read: {unread}"))
+
+    def _receive_with_prompt(self, choice: Choice, output: Output) -> bool:
+        """Keep an output until the log probabilities of its prompt are complete; return False if it need not wait.
+
+        The first token of the prompt's first choice is received with all of them, then what was kept.
+        """
+        if (prompt := self._prompts.get(choice.first_of_prompt)) is None:
+            return False
+        if choice.index != choice.first_of_prompt:
+            prompt.held.append((choice, output))
+            return True
+        if output.prompt_logprobs is not None:
+            prompt.found.MergeFrom(output.prompt_logprobs)
+        if output.token is not None:
+            del self._prompts[choice.index]
+            self._receive(choice, output._replace(prompt_logprobs=prompt.found))
+            # A client could not read them before: they do not count as unread.
+            self._bytes_left += sum(_size("", held.logprobs) for _, held in prompt.held)
+            for other, kept in prompt.held:
+                self._receive(other, kept)
+        return True
 
 
 def as_piece(choice: Choice, output: Output) -> Piece:
@@ -154,9 +197,18 @@ def as_piece(choice: Choice, output: Output) -> Piece:
     finish: Literal["stop", "length"] | None = None
     if reason is not None:
         finish = "stop" if reason is FinishReason.STOP else "length"
-    return Piece(choice.index, text, output.token, output.logprobs, finish, output.num_cached, stop_string)
+    return Piece(
+        choice.index,
+        text,
+        output.token,
+        output.logprobs,
+        finish,
+        output.num_cached,
+        stop_string,
+        output.prompt_logprobs,
+    )
 
 
-def _size(piece: Piece) -> int:
-    """Return the approximate memory of a piece in bytes."""
-    return PIECE_BYTES + len(piece.text) + (0 if piece.logprobs is None else 4 * piece.logprobs.ByteSize())
+def _size(text: str, logprobs: pb.Logprobs | None) -> int:
+    """Return the approximate memory of a piece in bytes, without log probabilities of its prompt (`check_size`)."""
+    return PIECE_BYTES + len(text) + (0 if logprobs is None else 4 * logprobs.ByteSize())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from fastapi import FastAPI, Request, Response
+from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint.choice_run import Piece
@@ -13,6 +14,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
+from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, entries_json, lists_json
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
@@ -26,12 +28,16 @@ class CompletionFormat:
         self._body = body
         self._model_name = model_name
         self._codec = codec
+        self._texts = TokenTexts(codec)
         self._offsets: dict[int, int] = {}
         self._echo = ""
+        self._of_prompt = pb.PromptLogprobs()
+        """Of the prompt of the last first choice."""
+        self._echoes_logprobs = body.echo and body.logprobs is not None
 
     def opening(self, generation: Generation) -> Iterator[Completion]:
-        """Yield the prompts, with `echo` or `return_token_ids`."""
-        if self._body.echo or self._body.return_token_ids:
+        """Yield the prompts, with `echo` or `return_token_ids`, unless they follow with log probabilities."""
+        if (self._body.echo or self._body.return_token_ids) and not self._echoes_logprobs:
             for choice in generation.choices:
                 yield self._completion(generation, [self._choice(generation, choice.index, [], opening=True)])
 
@@ -39,6 +45,16 @@ class CompletionFormat:
     def only_text_varies(self) -> bool:
         """See Format."""
         return self._body.logprobs is None and not self._body.return_token_ids
+
+    def prompt_chunks(self, generation: Generation, piece: Piece) -> Iterator[Completion]:
+        """Yield the prompt and its log probabilities for each choice, its text in the first chunk."""
+        if not self._echoes_logprobs or piece.prompt_logprobs is None:
+            return
+        for index in range(piece.index, piece.index + generation.choices_per_prompt):
+            choice = self._choice(generation, index, [], opening=True)
+            for part in self._prompt_lists(generation, index, piece.prompt_logprobs):
+                yield self._completion(generation, [choice.model_copy(update={"logprobs": part})])
+                choice = CompletionChoice(index=index, text="", finish_reason=None)
 
     def chunk(self, generation: Generation, piece: Piece) -> Completion:
         """See Format."""
@@ -48,9 +64,25 @@ class CompletionFormat:
         """See Format."""
         return self._choice(generation, index, pieces, opening=True)
 
+    async def long_choice_fields(self, generation: Generation, index: int, pieces: list[Piece]) -> dict[str, str]:
+        """See Format."""
+        fields: dict[str, str] = {}
+        if pieces[0].prompt_logprobs is not None:
+            self._of_prompt = pieces[0].prompt_logprobs
+        if self._echoes_logprobs:
+            fields["logprobs"] = await lists_json(self._all_lists(generation, index, pieces))
+        if (count := self._body.prompt_logprobs) is not None:
+            numbers = PromptNumbers(generation.prompt_of(index), self._of_prompt, count, self._texts)
+            fields["prompt_logprobs"] = await entries_json(numbers.entries())
+        return fields
+
     def answer(self, generation: Generation, usage: Usage) -> Completion:
         """See Format."""
         return self._completion(generation, [], usage)
+
+    async def long_answer_fields(self, generation: Generation, first: Piece) -> dict[str, str]:
+        """See Format."""
+        return {}
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> Completion:
         """See Format."""
@@ -68,33 +100,52 @@ class CompletionFormat:
         )
 
     def _choice(self, generation: Generation, index: int, pieces: list[Piece], opening: bool) -> CompletionChoice:
-        prompt = generation.prompt_of(index)
-        echo = self._echo_of(index, prompt) if opening and self._body.echo else ""
+        prompt, kept = generation.prompt_of(index), self._kept(pieces)
+        echo = self._echo_of(generation, index) if opening and self._body.echo else ""
         wants_ids = self._body.return_token_ids
+        finish_reason = pieces[-1].finish_reason if pieces else None
+        lists_follow = opening and self._echoes_logprobs  # in `long_choice_fields` or `prompt_chunks`
+        wants_logprobs = self._body.logprobs is not None and not lists_follow
         return CompletionChoice(
             index=index,
-            text=echo + "".join(piece.text for piece in pieces),
-            finish_reason=pieces[-1].finish_reason if pieces else None,
-            logprobs=self._logprobs(index, pieces) if self._body.logprobs is not None and pieces else None,
-            token_ids=[piece.token for piece in pieces] if wants_ids and pieces else None,
+            text=echo + "".join(piece.text for piece in kept),
+            finish_reason=finish_reason if kept or finish_reason is None else "length",
+            logprobs=self._logprobs(index, kept) if wants_logprobs and kept else None,
+            token_ids=[piece.token for piece in kept] if wants_ids and pieces else None,
             prompt_token_ids=list(prompt) if wants_ids and opening else None,
         )
 
-    def _echo_of(self, index: int, prompt: Sequence[int]) -> str:
-        """Return the text of a prompt, decoded once for its n consecutive choices."""
-        if index % self._body.n == 0:
-            self._echo = self._codec.decode(list(prompt), skip_special_tokens=True)
+    def _kept(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the pieces of the answer: none with `max_tokens` 0, for which the engine generates a token, too."""
+        return pieces if self._body.max_tokens else []
+
+    def _echo_of(self, generation: Generation, index: int) -> str:
+        """Return the text of a prompt, decoded once for its consecutive choices."""
+        if index % generation.choices_per_prompt == 0:
+            self._echo = self._codec.decode(list(generation.prompt_of(index)), skip_special_tokens=True)
         return self._echo
+
+    def _prompt_lists(
+        self, generation: Generation, index: int, found: pb.PromptLogprobs
+    ) -> Iterator[CompletionLogprobs]:
+        """Yield the log probabilities of a choice's prompt, after which those of its answer continue."""
+        numbers = PromptNumbers(generation.prompt_of(index), found, self._body.logprobs or 0, self._texts)
+        yield from numbers.lists()
+        self._offsets[index] = numbers.num_characters
+
+    def _all_lists(self, generation: Generation, index: int, pieces: list[Piece]) -> Iterator[CompletionLogprobs]:
+        """Yield the log probabilities of a choice's prompt and answer."""
+        yield from self._prompt_lists(generation, index, self._of_prompt)
+        yield self._logprobs(index, self._kept(pieces))
 
     def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
         logprobs = CompletionLogprobs()
         for piece in pieces:
             assert piece.logprobs is not None
-            token = self._codec.decode([piece.token])
-            top = zip(piece.logprobs.token, piece.logprobs.logprob, strict=True)
+            token = self._texts.of(piece.token)
             logprobs.tokens.append(token)
             logprobs.token_logprobs.append(piece.logprobs.sampled)
-            logprobs.top_logprobs.append({self._codec.decode([other]): value for other, value in top})
+            logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob))
             logprobs.text_offset.append(self._offsets.get(index, 0))
             self._offsets[index] = logprobs.text_offset[-1] + len(token)
         return logprobs

@@ -20,6 +20,7 @@ from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
+from orca_master.endpoint.prompt_logprobs import check_size
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Choices, Submission
@@ -28,7 +29,9 @@ from orca_master.errors import RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import TextCodec
 
-_COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields)
+_COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields) - {
+    "prompt_logprobs"
+}
 """Sampling parameters with the same name and value in the body."""
 CANCELLED = "cancelled: the client closed the connection"
 
@@ -37,13 +40,17 @@ CANCELLED = "cancelled: the client closed the connection"
 class Generation:
     """All choices of one request. `prompts` are the token ids of each prompt.
 
-    `deadline`: when the request must have ended, in seconds since the epoch; None: no limit.
+    `n`: choices of each prompt that the response has, the best ones of those that are generated (best_of.py).
+    `max_tokens`: most generated tokens of a choice; 0: the prompt alone is returned, and the token that the engine
+    generates is dropped. `deadline`: when the request must have ended, in seconds since the epoch; None: no limit.
     """
 
     request_id: str
     created: int
     prompts: Sequence[Sequence[int]]
     choices: list[Choice]
+    n: int
+    max_tokens: int
     deadline: float | None = None
 
     @property
@@ -110,8 +117,12 @@ class Generator:
         """
         status = self._engine.status
         vocabulary = status.vocabulary_size
-        num_tokens = sum(map(len, prompts)) + len(prompts) * max_tokens
-        check_choices(len(prompts), body.n, num_tokens * body.n, status)
+        num_tokens = sum(map(len, prompts)) + len(prompts) * max(1, max_tokens)
+        name = "n" if body.num_choices == body.n else "best_of"
+        check_choices(len(prompts), body.num_choices, num_tokens * body.num_choices, status, name)
+        if (count := body.num_prompt_logprobs) is not None:
+            field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+            check_size(sum(map(len, prompts)), count, body.n, field)
         for field, tokens in (
             *(("prompt", prompt) for prompt in prompts),
             ("stop_token_ids", body.stop_token_ids),
@@ -152,20 +163,24 @@ class Generator:
         salt = hashlib.sha256(f"{owner} {body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
         choices = []
         grammar = self._answers.grammar(body)
-        count = len(prompts) * body.n
-        num_tokens = sum(map(len, prompts)) * body.n + count * max_tokens
+        count = len(prompts) * body.num_choices
+        generated = max(1, max_tokens)
+        num_tokens = sum(map(len, prompts)) * body.num_choices + count * generated
+        if body.num_choices > body.n and logprobs is None:
+            logprobs = 0  # decides which are the best
         group = Choices(request_id, count, num_tokens) if count > 1 else None
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
         shared_parameters |= {"seed": seed, "top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
         for index in range(count):
-            prompt_index, choice = divmod(index, body.n)
-            sampling = SamplingParameters(**shared_parameters, choice=choice)
+            prompt_index, choice = divmod(index, body.num_choices)
+            of_prompt = body.num_prompt_logprobs if choice == 0 else None  # once for each prompt
+            sampling = SamplingParameters(**shared_parameters, choice=choice, prompt_logprobs=of_prompt)
             tokens = shared[prompt_index]
             submission = Submission(
                 f"{request_id}-{index}",
                 tokens,
-                max_tokens,
+                generated,
                 sampling,
                 stop,
                 body.priority,
@@ -179,8 +194,8 @@ class Generator:
                 body.skip_special_tokens,
                 self._answers.shown_tokens(body),
             )
-            choices.append(Choice(index, submission, decoder))
-        return Generation(request_id, created, shared, choices, deadline)
+            choices.append(Choice(index, submission, decoder, first_of_prompt=index - choice))
+        return Generation(request_id, created, shared, choices, body.n, max_tokens, deadline)
 
     async def pieces(
         self, generation: Generation, recorder: Recorder | None = None, choices: Sequence[Choice] | None = None

@@ -14,9 +14,21 @@ class CompletionLogprobs(BaseModel):
     """`logprobs` of a completion."""
 
     tokens: list[str] = []
-    token_logprobs: list[float] = []
-    top_logprobs: list[dict[str, float]] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
     text_offset: list[int] = []
+
+
+class PromptLogprob(BaseModel):
+    """A token in the place of one of the prompt's; `rank` 1 is the likeliest (vLLM's)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""By token id, for each token of a prompt; null for the first (vLLM's)."""
 
 
 class CompletionChoice(BaseModel):
@@ -28,6 +40,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class TokenLogprob(BaseModel):
@@ -122,6 +135,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ModelCard(BaseModel):

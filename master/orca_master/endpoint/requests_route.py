@@ -26,6 +26,7 @@ from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.responding import Format, answer_of, events, usage_of
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
+from orca_master.errors import RequestError
 
 EVENTS = "text/event-stream"
 MAX_EVENT = 2**53
@@ -49,6 +50,8 @@ def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests)
             )
         style = _style(endpoint, remembered.body)
         if EVENTS in accept:
+            if remembered.body.num_choices > remembered.body.n:
+                raise RequestError("a request with best_of above n has no stream: ask for application/json", "accept")
             return _stream(endpoint, remembered, style, last_event_id)
         return Response(await _answer(endpoint, remembered, style), media_type="application/json")
 

@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.best_of import best_choices
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
 from orca_master.endpoint.generation import Generation, Generator
@@ -34,7 +35,7 @@ KINDS = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
-EXTENSIONS = ("token_ids", "prompt_token_ids")
+EXTENSIONS = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 _PLACE = "\0"
 """Stands for the text of a chunk, the last string of its JSON, while the parts around the text are encoded."""
 
@@ -49,14 +50,26 @@ class Format(Protocol):
     def only_text_varies(self) -> bool:
         """True if the chunks of a choice differ only in their text, except the last one."""
 
+    def prompt_chunks(self, generation: Generation, piece: Piece) -> Iterator[BaseModel]:
+        """Yield the chunks that precede a piece with the log probabilities of its prompt."""
+
     def chunk(self, generation: Generation, piece: Piece) -> BaseModel:
         """Return the chunk of a piece, also of a piece without text."""
 
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> BaseModel:
         """Return a complete choice of a response; `pieces` are all of its pieces."""
 
+    async def long_choice_fields(self, generation: Generation, index: int, pieces: list[Piece]) -> dict[str, str]:
+        """Return the JSON of fields that replace those of `choice`; lets the event loop serve others meanwhile.
+
+        The first choice of a prompt comes before its other ones.
+        """
+
     def answer(self, generation: Generation, usage: Usage) -> BaseModel:
         """Return the response without its choices."""
+
+    async def long_answer_fields(self, generation: Generation, first: Piece) -> dict[str, str]:
+        """Return the JSON of fields that replace those of `answer`, by the first piece of the first choice."""
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> BaseModel:
         """Return the last chunk of a stream with usage."""
@@ -108,33 +121,46 @@ async def _whole(generation: Generation, pieces: AsyncIterator[list[Piece]], sty
 
 
 async def answer_of(generation: Generation, pieces: list[list[Piece]], usage: Usage, style: Format) -> bytes:
-    """Return the response as JSON, without choices that have no piece yet.
+    """Return the response as JSON, without choices that have no piece yet; `pieces`: of all generated choices.
 
     Yields to the event loop after each choice, because long choices take time.
     """
     choices = []
+    generation, pieces = best_choices(generation, pieces)
     for index, pieces_of_choice in enumerate(pieces):
         if not pieces_of_choice:
             continue
-        choices.append(_json(_dump_choice(style.choice(generation, index, pieces_of_choice).model_dump())))
+        choice = _dump_choice(style.choice(generation, index, pieces_of_choice).model_dump())
+        choices.append(_json_with(choice, await style.long_choice_fields(generation, index, pieces_of_choice)))
         await asyncio.sleep(0)
-    answer = dump(style.answer(generation, usage))
-    del answer["choices"]
-    return f'{_json(answer)[:-1]},"choices":[{",".join(choices)}]}}'.encode()
+    fields = {"choices": f"[{','.join(choices)}]"}
+    if pieces[0]:
+        fields |= await style.long_answer_fields(generation, pieces[0][0])
+    return _json_with(dump(style.answer(generation, usage)), fields).encode()
+
+
+def _json_with(data: dict[str, Any], fields: dict[str, str]) -> str:
+    """Return the JSON of an object in which `fields`, whose JSON is given, replace others and come last."""
+    if not fields:
+        return _json(data)
+    others = _json({name: value for name, value in data.items() if name not in fields})
+    replaced = ",".join(f'"{name}":{text}' for name, text in fields.items())
+    return f"{others[:-1]},{replaced}}}"
 
 
 def dump(answer: BaseModel) -> dict[str, Any]:
     """Return the wire form: without fields that were not requested, with OpenAI's nulls."""
     data = answer.model_dump()
-    if data["usage"] is None:
-        del data["usage"]
+    for name in ("usage", "prompt_logprobs"):
+        if data.get(name, 0) is None:
+            del data[name]
     data["choices"] = [_dump_choice(choice) for choice in data["choices"]]
     return data
 
 
 def _dump_choice(choice: dict[str, Any]) -> dict[str, Any]:
     for name in EXTENSIONS:
-        if choice[name] is None:
+        if choice.get(name, 0) is None:
             del choice[name]
     for name in ("message", "delta"):
         if choice.get(name, 0) is None:
@@ -174,6 +200,10 @@ async def events(
             async for together in groups:
                 ready.extend(_event(_json(dump(chunk)), numbers) for chunk in opening)  # empty from the second group on
                 for piece in together:
+                    if piece.prompt_logprobs is not None:
+                        for chunk in style.prompt_chunks(generation, piece):
+                            yield [*ready, _event(_json(dump(chunk)), numbers)]
+                            ready = []
                     ready.append(_event(chunk_json.of(piece), numbers))
                     generated += 1
                 num_cached += generation.num_cached(together)
@@ -229,7 +259,7 @@ def _json(data: dict[str, Any]) -> str:
 
 def usage_of(generation: Generation, generated: int, num_cached: int) -> Usage:
     """Return the usage of a generation with `generated` tokens so far, and `num_cached` cached prompt tokens."""
-    prompt = generation.prompt_tokens
+    prompt, generated = generation.prompt_tokens, min(generated, generation.max_tokens * len(generation.choices))
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=generated,

@@ -64,7 +64,7 @@ class ResumableRequests:
                 route,
                 body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED),
                 generation.prompts,
-                submission.max_gen_tokens,
+                generation.max_tokens,
                 submission.sampling.logprobs,
                 submission.sampling.seed,
                 generation.created,

@@ -47,8 +47,8 @@ class ResumableRequest:
         self._journal = journal
         self._tokens = array("I")
         """Choice and token of each output in turn."""
-        self._details: dict[int, tuple[str | None, bytes | None]] = {}
-        """Finish reason and logprobs of the outputs that have either, by position."""
+        self._details: dict[int, Token] = {}
+        """The outputs that have more than a token, by position."""
         self._waiters: list[asyncio.Future[None]] = []
         self._num_cached: dict[int, int] = {}
         """By choice, see Output; a restarted master does not know these."""
@@ -84,7 +84,7 @@ class ResumableRequest:
     def restore(self, journalled: JournalledRequest) -> None:
         """Take over the tokens and the end that the journal has."""
         for token in journalled.tokens:
-            self._append(*token)
+            self._append(token)
         self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
 
     def unfinished(self, generation: Generation) -> list[Choice]:
@@ -118,12 +118,17 @@ class ResumableRequest:
             self.accept()  # the first token may come before the engine's answer
         assert output.token is not None
         assert self.number is not None
-        reason = None if output.finish_reason is None else output.finish_reason.value
-        logprobs = None if output.logprobs is None else output.logprobs.SerializeToString()
         if output.num_cached:
             self._num_cached[choice] = output.num_cached
-        self._append(choice, output.token, reason, logprobs)
-        self._journal.note(self.number, choice, output.token, reason, logprobs)
+        token = Token(
+            choice,
+            output.token,
+            None if output.finish_reason is None else output.finish_reason.value,
+            None if output.logprobs is None else output.logprobs.SerializeToString(),
+            None if output.prompt_logprobs is None else output.prompt_logprobs.SerializeToString(),
+        )
+        self._append(token)
+        self._journal.note(self.number, token)
         if self._waiters:
             self._wake()
 
@@ -185,9 +190,10 @@ class ResumableRequest:
                 await asyncio.sleep(0)
         return pieces
 
-    def _append(self, choice: int, token: int, reason: str | None, logprobs: bytes | None) -> None:
-        if reason is not None or logprobs is not None:
-            self._details[len(self._tokens) // 2] = reason, logprobs
+    def _append(self, output: Token) -> None:
+        choice, token, *details = output
+        if any(detail is not None for detail in details):
+            self._details[len(self._tokens) // 2] = output
         self._tokens.append(choice)
         self._tokens.append(token)
         self.num_resumed = 0
@@ -196,7 +202,7 @@ class ResumableRequest:
         position = 0
         while position < len(self._tokens) // 2:
             choice, token = self._tokens[2 * position : 2 * position + 2]
-            yield Token(choice, token, *self._details.get(position, (None, None)))
+            yield self._details.get(position) or Token(choice, token)
             position += 1
 
     def _known(self, generation: Generation) -> Iterator[Piece]:
@@ -206,7 +212,10 @@ class ResumableRequest:
             reason = None if token.finish_reason is None else FinishReason(token.finish_reason)
             logprobs = None if token.logprobs is None else pb.Logprobs.FromString(token.logprobs)
             cached = num_cached.pop(token.choice, 0)
-            output = Output(self.accepted.request_id, token.token, reason, None, logprobs, cached)
+            of_prompt = None
+            if token.prompt_logprobs is not None:
+                of_prompt = pb.PromptLogprobs.FromString(token.prompt_logprobs)
+            output = Output(self.accepted.request_id, token.token, reason, None, logprobs, cached, of_prompt)
             yield as_piece(generation.choices[token.choice], output)
 
     def _wake(self) -> None:

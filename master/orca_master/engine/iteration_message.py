@@ -18,6 +18,8 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
     for scheduled in batch.requests:
         tokens = scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
         _add_entry(iteration, scheduled, scheduled.context_length, tokens)
+        if scheduled.request.sampling.prompt_logprobs is not None:
+            _add_positions(iteration, scheduled)
         position = scheduled.context_length + scheduled.num_tokens
         for token in scheduled.draft:
             _add_entry(iteration, scheduled, position, (token,))
@@ -44,6 +46,17 @@ def _add_entry(
     iteration.token.extend(tokens)
     iteration.num_new_blocks.append(0)
     iteration.sample.append(scheduled.samples)
+
+
+def _add_positions(iteration: pb.Iteration, scheduled: ScheduledRequest) -> None:
+    """Add the positions of the last entry of the iteration, if it has any left with log probabilities."""
+    if positions := scheduled.prompt_positions:
+        iteration.prompt.add(
+            index=len(iteration.row) - 1,
+            first=positions.start - scheduled.context_length,
+            token=scheduled.request.prompt[positions.start + 1 : positions.stop + 1],
+            num_likeliest=scheduled.request.sampling.prompt_logprobs,
+        )
 
 
 def check_encodes(request: Request) -> None:

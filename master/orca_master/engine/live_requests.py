@@ -79,6 +79,8 @@ class LiveRequests:
             constraint=submission.constraint,
             lookup=self._lookup(submission),
         )
+        if submission.generated:  # the log probabilities of its prompt came with the first token
+            request.num_prompt_logprobs = len(request.prompt) - 1
         check_encodes(request)
         self._check(request)
         request.num_expected_cached = most_cached(self._scheduler.ledgers, request)
@@ -116,6 +118,7 @@ class LiveRequests:
         self._admission.expected_wait.note_returned(batch, now)
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
+        of_prompts = self._commit_prompts(batch, result) if result.prompt else {}
         progressed = self._scheduler.commit(batch, list(result.token))
         last = {request: index for index, request in progressed}
         if num_drafts := sum(bool(entry.draft) for entry in batch.requests):
@@ -130,12 +133,30 @@ class LiveRequests:
             num_cached = request.num_cached if is_first else 0
             # The only other reasons are those of a complete answer.
             error = request.constraint.error if reason is FinishReason.FAULT and request.constraint else None
+            of_prompt = of_prompts.pop(request.request_id, None)
+            of_token = logprobs.get(index)
             token = result.token[index]
-            outputs.append(Output(request.request_id, token, reason, error, logprobs.get(index), num_cached))
+            outputs.append(Output(request.request_id, token, reason, error, of_token, num_cached, of_prompt))
             if reason is not None:
                 self._admission.expected_wait.note_end(request)
                 del self._requests[request.request_id]
+        outputs += [Output(name, None, None, prompt_logprobs=entry) for name, entry in of_prompts.items()]
         return outputs
+
+    def _commit_prompts(self, batch: Batch, result: pb.IterationResult) -> dict[str, pb.PromptLogprobs]:
+        """Count the log probabilities of prompts that a result has; return them by request, without stale ones."""
+        of_prompts = {}
+        entries = [scheduled for scheduled in batch.requests for _ in range(1 + len(scheduled.draft))]
+        for entry in result.prompt:
+            scheduled = entries[entry.index]
+            if scheduled.is_stale:
+                continue
+            if len(entry.logprob) != len(scheduled.prompt_positions):
+                raise ValueError(f"the engine returned {len(entry.logprob)} log probabilities of a prompt for {batch}")
+            if entry.logprob:
+                scheduled.request.num_prompt_logprobs += len(entry.logprob)
+                of_prompts[scheduled.request.request_id] = entry
+        return of_prompts
 
     def refuse_misfits(self) -> None:
         """Fail the waiting requests for which `check` raises RequestError."""

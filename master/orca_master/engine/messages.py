@@ -49,9 +49,10 @@ class Submission:
 
 
 class Output(NamedTuple):
-    """One sampled token of a request, or its end. A tuple, because one is created per token.
+    """One sampled token of a request, its end, or a part of its prompt. A tuple, because one is created per token.
 
-    `num_cached`: with the first token, the prompt's tokens that the prefix cache had.
+    `num_cached`: with the first token, the prompt's tokens that the prefix cache had. `prompt_logprobs`: those of the
+    next tokens of the prompt, from its second token on; all come before the first token, or with it.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class Output(NamedTuple):
     error: str | None = None
     logprobs: pb.Logprobs | None = None
     num_cached: int = 0
+    prompt_logprobs: pb.PromptLogprobs | None = None
 
 
 class EngineObserver(Protocol):

@@ -28,17 +28,18 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
         )
 
 
-def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus) -> None:
+def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus, name: str = "n") -> None:
     """Check that several choices fit into the queue, before any is submitted; the engine itself decides.
 
-    `num_tokens` is the sum over prompts and completions of all choices. Raises RequestError if the choices exceed the
-    whole queue, QueueFullError if they exceed its free places.
+    `name`: the field with the number `n` of choices of each prompt. `num_tokens` is the sum over prompts and
+    completions of all choices. Raises RequestError if the choices exceed the whole queue, QueueFullError if they exceed
+    its free places.
     """
     num_choices = num_prompts * n
     if num_choices == 1:
         return
-    field = "n" if n > 1 else "prompt"
-    choices = f"{field}: {num_prompts} prompts with n = {n} are {num_choices} choices"
+    field = name if n > 1 else "prompt"
+    choices = f"{field}: {num_prompts} prompts with {name} = {n} are {num_choices} choices"
     if num_choices > status.max_queued_requests:
         raise RequestError(
             f"{choices}, at most {status.max_queued_requests} can wait (--max-queue-depth): send several requests",

@@ -101,14 +101,9 @@ class Journal:
         self._write(records.encode(records.accepted(number, request)))
         return number
 
-    def note(
-        self, number: int, choice: int, token: int, finish_reason: str | None = None, logprobs: bytes | None = None
-    ) -> None:
-        """Record a token (see records.Token); `flush` writes it. Hot path."""
-        if finish_reason is None and logprobs is None:
-            self._tokens.append((number, choice, token))
-        else:
-            self._tokens.append(records.token(number, Token(choice, token, finish_reason, logprobs)))
+    def note(self, number: int, output: Token) -> None:
+        """Record a token; `flush` writes it."""
+        self._tokens.append(records.token(number, output))
 
     def flush(self) -> None:
         """Write the recorded tokens. Call before a client receives one of them."""

@@ -10,7 +10,8 @@
 | Stopped | `["stopped"]`: the master ended in order |
 | Request | `["request", NUMBER, {…}, [TOKEN, …], NUM_RESUMED, END]`: a whole request, written again |
 
-Pure functions. A request has a number, which is shorter than its id.
+An element of Tokens ends with PROMPT_LOGPROBS if its output has any. Pure functions. A request has a number, which is
+shorter than its id.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ class Accepted:
 
 
 class Token(NamedTuple):
-    """An output of the engine for a choice. `logprobs`: a serialized pb.Logprobs; `finish_reason`: as the engine's."""
+    """An output of the engine for a choice. `finish_reason`: as the engine's.
+
+    `logprobs` and `prompt_logprobs`: a serialized pb.Logprobs and pb.PromptLogprobs.
+    """
 
     choice: int
     token: int
     finish_reason: str | None = None
     logprobs: bytes | None = None
+    prompt_logprobs: bytes | None = None
 
 
 class Ended(NamedTuple):
@@ -101,10 +106,14 @@ def _fields(request: Accepted) -> dict[str, Any]:
 
 def token(number: int, output: Token) -> list[Any]:
     """Return an element of the array of Tokens."""
-    if output.finish_reason is None and output.logprobs is None:
+    of_prompt = [] if output.prompt_logprobs is None else [_text(output.prompt_logprobs)]
+    if output.finish_reason is None and output.logprobs is None and not of_prompt:
         return [number, output.choice, output.token]
-    logprobs = None if output.logprobs is None else base64.b64encode(output.logprobs).decode()
-    return [number, output.choice, output.token, output.finish_reason, logprobs]
+    return [number, output.choice, output.token, output.finish_reason, _text(output.logprobs), *of_prompt]
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
 
 
 def ended(number: int, end: Ended) -> list[Any]:
@@ -177,5 +186,5 @@ def _accepted_of(fields: dict[str, Any]) -> Accepted:
 
 def _token_of(output: list[Any]) -> Token:
     _, choice, value, *rest = output
-    reason, logprobs = rest or (None, None)
-    return Token(choice, value, reason, None if logprobs is None else base64.b64decode(logprobs))
+    reason, *numbers = rest or (None,)
+    return Token(choice, value, reason, *(None if text is None else base64.b64decode(text) for text in numbers))

@@ -55,6 +55,17 @@ class ScheduledRequest:
         return self.samples + len(self.draft)
 
     @property
+    def prompt_positions(self) -> range:
+        """Positions of the input tokens after which the prompt's next tokens have log probabilities, until commit."""
+        request = self.request
+        if not request.awaits_prompt_logprobs:
+            return range(0)
+        return range(
+            max(self.context_length, request.num_prompt_logprobs),
+            min(self.context_length + self.num_tokens, len(request.prompt) - 1),
+        )
+
+    @property
     def is_stale(self) -> bool:
         """True if the result will be ignored: the request was rewound or has ended."""
         return self.incarnation != self.request.incarnation

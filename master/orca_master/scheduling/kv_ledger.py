@@ -33,6 +33,16 @@ def blocks_for(num_slots: int) -> int:
     return -(-num_slots // BLOCK_SIZE)
 
 
+def shareable_blocks(request: Request) -> int:
+    """Return the number of a request's first blocks that it need not compute itself.
+
+    At least one token is left to compute, because the next token is sampled after the last known one. A token is
+    computed if the log probability of the prompt's next token has not returned yet.
+    """
+    first_needed = request.num_tokens - 1
+    return (request.num_prompt_logprobs if request.awaits_prompt_logprobs else first_needed) // BLOCK_SIZE
+
+
 @dataclass(slots=True)
 class Holding:
     """Row of an admitted request on the workers, and its blocks in order of position."""
@@ -97,15 +107,12 @@ class KvLedger:
         return self.blocks_of(request) - sum(block in self._num_holders for block in self.cached_blocks(request))
 
     def cached_blocks(self, request: Request) -> list[int]:
-        """Return the first blocks of a waiting request that are in the prefix cache.
-
-        At least one token is left to compute, because the next token is sampled after the last known one.
-        """
+        """Return the first blocks of a waiting request that are in the prefix cache, at most `shareable_blocks`."""
         blocks: list[int] = []
         if self.prefix_cache is None:
             return blocks
         keys = block_keys(request, 0)
-        for index in range((request.num_tokens - 1) // BLOCK_SIZE):
+        for index in range(shareable_blocks(request)):
             if index == len(keys):  # one by one: only as many as the cache has
                 block_keys(request, index + 1)
             block = self.prefix_cache.find(keys[index])

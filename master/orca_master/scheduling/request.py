@@ -84,6 +84,8 @@ class Request:
     """Keys of the first blocks, as far as they were needed."""
     num_cached: int = 0
     """Prompt tokens in blocks that the request shared at its first admission: computed before, or by its iteration."""
+    num_prompt_logprobs: int = 0
+    """Tokens of the prompt, from the second on, whose log probabilities have returned."""
     num_expected_cached: int = 0
     """Prompt tokens in the prefix cache of some pipeline at the arrival; the expected wait does not count them."""
 
@@ -116,6 +118,12 @@ class Request:
     def is_answering(self) -> bool:
         """True if an admitted request has at most one known token left to compute, from which the next one follows."""
         return self.state is not RequestState.INITIATION and self.num_unscheduled <= 1
+
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """True if log probabilities of the prompt's tokens are requested and have not all returned."""
+        wants_any = self.sampling.prompt_logprobs is not None
+        return wants_any and self.num_prompt_logprobs < len(self.prompt) - 1
 
     @property
     def num_expected(self) -> int:

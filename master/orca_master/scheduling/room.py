@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
-from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.kv_ledger import KvLedger, shareable_blocks
 from orca_master.scheduling.prefix_cache import block_keys
 from orca_master.scheduling.request import Request
 
 MOST_HISTORY = 2**22
 """Most cached tokens that the message of an iteration repeats for sampling, unless a single request has more: 12 MiB of
 the 64 that a message can have, for vocabularies of up to 2 million tokens."""
+
+MOST_PROMPT_LOGPROBS = 2**16
+"""Most prompt tokens of an iteration with log probabilities: 10 MiB of the 64 that its result can have, with 20 likely
+tokens for each and vocabularies of up to 2 million tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class AdmissionCost:
     """True if another request computes the next block after its part in flight: both need not compute the block."""
     num_history: int = 0
     """Cached tokens that the request's sampling reads, and that its iteration's message repeats."""
+    has_prompt_logprobs: bool = False
+    """True if the iteration returns log probabilities of the request's prompt."""
 
 
 @dataclass(slots=True)
@@ -43,6 +49,8 @@ class Room:
     """Remaining tokens of prompts (None: unlimited); answers do not count."""
     being_computed: frozenset[bytes] = frozenset()
     """Keys of blocks that admitted requests compute next, after their iterations in flight."""
+    num_prompt_logprobs: int = 0
+    """Remaining tokens of prompts with log probabilities."""
     preempted: list[Request] = field(default_factory=list)
     _shared: set[int] = field(default_factory=set)
     """Blocks of the prefix cache that admitted requests of the batch share."""
@@ -62,25 +70,31 @@ class Room:
         """Return the room of an empty batch beside the `admitted` requests, of which some have tokens in flight."""
         prompts = (request for request in admitted if request.num_tokens_in_flight and request.num_unscheduled)
         being_computed = frozenset(key for key in map(ledger.next_key, prompts) if key is not None)
-        return cls(ledger, ledger.num_free_blocks, token_budget, prompt_tokens, being_computed)
+        return cls(ledger, ledger.num_free_blocks, token_budget, prompt_tokens, being_computed, MOST_PROMPT_LOGPROBS)
 
     @property
     def is_full(self) -> bool:
         """True if no further token of a prompt fits."""
         return self.num_tokens == 0 or self.prompt_tokens == 0
 
+    def can_continue(self, request: Request) -> bool:
+        """Return True if a token of an admitted request fits though no token of some prompts does."""
+        return request.is_answering or not (self.is_full or request.awaits_prompt_logprobs)
+
     def tokens_for(self, request: Request, start: int) -> int:
         """Return how many tokens of `request` from position `start` on fit into the batch."""
-        limits = [request.num_tokens - start, self.num_tokens, None if request.is_answering else self.prompt_tokens]
+        limits = [request.num_tokens - start, self.num_tokens]
+        if not request.is_answering:
+            limits += [self.prompt_tokens, self.num_prompt_logprobs if request.awaits_prompt_logprobs else None]
         return min(limit for limit in limits if limit is not None)
 
     def cost_of(self, request: Request) -> AdmissionCost:
         """Return the cost of a waiting request, whose shared blocks are cached or computed by the batch."""
         cache, num_blocks = self.ledger.prefix_cache, self.ledger.blocks_of(request)
         if cache is None:
-            return AdmissionCost((), 0, num_blocks)
+            return AdmissionCost((), 0, num_blocks, has_prompt_logprobs=request.awaits_prompt_logprobs)
         cached = self.ledger.cached_blocks(request)
-        count, most = len(cached), (request.num_tokens - 1) // BLOCK_SIZE
+        count, most = len(cached), shareable_blocks(request)
         while self._computed and count < most and block_keys(request, count + 1)[count] in self._computed:
             count += 1
         num_free = sum(cache.is_unused(block) and block not in self._shared for block in cached)
@@ -88,11 +102,15 @@ class Room:
             bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
         )
         num_history = count * BLOCK_SIZE if request.sampling.reads_history else 0
-        return AdmissionCost(cached, count, num_blocks - count + num_free, waits, num_history)
+        return AdmissionCost(
+            cached, count, num_blocks - count + num_free, waits, num_history, request.awaits_prompt_logprobs
+        )
 
     def can_admit(self, cost: AdmissionCost) -> bool:
         """Return True if a waiting request of this cost fits into the batch."""
         if self.preempted or self.is_full or cost.num_blocks > self.num_blocks:
+            return False
+        if cost.has_prompt_logprobs and not self.num_prompt_logprobs:
             return False
         return not self._num_history or self._num_history + cost.num_history <= MOST_HISTORY
 
@@ -137,6 +155,8 @@ class Room:
             self.num_tokens -= num_tokens
         if self.prompt_tokens is not None and not request.is_answering:
             self.prompt_tokens -= num_tokens
+        if num_tokens > 1 and request.awaits_prompt_logprobs:  # single ones, mostly of answers, need not be counted
+            self.num_prompt_logprobs -= num_tokens
         first, end = start // BLOCK_SIZE, (start + num_tokens) // BLOCK_SIZE
         if self.ledger.prefix_cache is not None and first < end:
             self._computed.update(block_keys(request, end)[first:end])

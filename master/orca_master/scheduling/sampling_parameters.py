@@ -36,7 +36,7 @@ def _bounded(default: Any, least: float, most: float, name: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """Values of `Sampling` in protos/engine.proto. `logprobs` None returns no logprobs."""
+    """Values of `Sampling` in protos/engine.proto. `logprobs` and `prompt_logprobs` None return no logprobs."""
 
     temperature: float = _bounded(0.0, 0, LARGEST_FLOAT)
     top_p: float = _bounded(1.0, SMALLEST_FLOAT, 1)
@@ -50,6 +50,7 @@ class SamplingParameters:
     top_k: int = _bounded(0, 0, 2**32 - 1)
     min_tokens: int = _bounded(0, 0, 2**32 - 1)
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
+    prompt_logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
 
     @property
     def reads_history(self) -> bool:
@@ -99,6 +100,5 @@ def sampling_of(message: pb.Sampling) -> SamplingParameters:
     if len(bias.token) != len(bias.value):
         raise ValueError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")
     values = {name: getattr(message, name) for name in _BOUNDS}
-    if not message.HasField("logprobs"):
-        values["logprobs"] = None
+    values |= {name: None for name in ("logprobs", "prompt_logprobs") if not message.HasField(name)}
     return SamplingParameters(**values, logit_bias=tuple(zip(bias.token, bias.value, strict=True)))

@@ -164,7 +164,7 @@ class Scheduler:
                     continue
                 num_shared_blocks = cost.num_shared_blocks
                 room.admit(cost)
-            elif room.is_full and not request.is_answering:
+            elif (room.is_full or not room.num_prompt_logprobs) and not room.can_continue(request):
                 continue
             start = request.num_computed + num_shared_blocks * BLOCK_SIZE
             num_tokens = room.tokens_for(request, start)

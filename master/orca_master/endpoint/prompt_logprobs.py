@@ -1,0 +1,153 @@
+"""Log probabilities of prompts as responses have them: OpenAI's lists of a completion, and vLLM's `prompt_logprobs`.
+
+A long prompt has hundreds of thousands of numbers. They are converted in slices, between which the event loop serves
+others, and their number is bounded. The first token of a prompt has none: null.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from orca_protos import engine_pb2 as pb
+
+from orca_master.endpoint.openai_answers import CompletionLogprobs
+from orca_master.errors import RequestError
+from orca_master.text.tokenizer import TextCodec
+
+SLICE_NUMBERS = 1024
+"""Log probabilities that are converted at a time: a few milliseconds."""
+MAX_NUMBERS = 2**20
+"""Most log probabilities of prompts in one response: 60 MB of JSON."""
+LEAST = -9999.0
+"""Stands for a probability of 0, because JSON has no infinity (vLLM's)."""
+Entry = dict[int, dict[str, float | int | str]]
+"""Fields of PromptLogprob by token id."""
+
+
+def check_size(num_tokens: int, count: int, num_choices: int, field: str) -> None:
+    """Raise RequestError for `field` if a response has too many log probabilities.
+
+    `num_tokens`: of all prompts; `count`: likely tokens beside each; `num_choices`: of each prompt.
+    """
+    total = num_tokens * (count + 1) * num_choices
+    if total > MAX_NUMBERS:
+        raise RequestError(
+            f"{field}: {num_tokens} tokens of prompts with {count + 1} log probabilities each in {num_choices} choices "
+            f"are {total}, at most {MAX_NUMBERS} are supported: send fewer or shorter prompts, or ask for fewer",
+            field,
+        )
+
+
+class TokenTexts:
+    """Texts of token ids, each decoded once."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._texts: dict[int, str] = {}
+        self._lengths: dict[int, int] = {}
+
+    def of(self, token: int) -> str:
+        """Return the text of a token, also of a special one."""
+        if token not in self._texts:
+            self._texts[token] = self._codec.decode([token])
+        return self._texts[token]
+
+    def echoed_length(self, token: int) -> int:
+        """Return the number of characters of a token in the text of an echoed prompt, which has no special tokens."""
+        if token not in self._lengths:
+            self._lengths[token] = len(self._codec.decode([token], skip_special_tokens=True))
+        return self._lengths[token]
+
+    def by_text(self, tokens: Iterable[int], values: Iterable[float]) -> dict[str, float]:
+        """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest."""
+        found: dict[str, float] = {}
+        for token, value in zip(tokens, values, strict=True):
+            found.setdefault(self.of(token), max(value, LEAST))
+        return found
+
+
+class PromptNumbers:
+    """The log probabilities of one prompt, in slices. `count`: likely tokens that the response has, of those found."""
+
+    def __init__(self, prompt: Sequence[int], found: pb.PromptLogprobs, count: int, texts: TokenTexts) -> None:
+        self._prompt = prompt
+        self._found = found
+        self._width = len(found.likely_token) // len(found.logprob) if found.logprob else 0
+        self._count = min(count, self._width)
+        self._texts = texts
+
+    def lists(self) -> Iterator[CompletionLogprobs]:
+        """Yield the lists of a completion's `logprobs`, slice by slice."""
+        offset = 0
+        for positions in self._slices():
+            part = CompletionLogprobs()
+            for position in positions:
+                token = self._prompt[position]
+                part.tokens.append(self._texts.of(token))
+                part.text_offset.append(offset)
+                offset += self._texts.echoed_length(token)
+                if position == 0:
+                    part.token_logprobs.append(None)
+                    part.top_logprobs.append(None)
+                    continue
+                part.token_logprobs.append(max(self._found.logprob[position - 1], LEAST))
+                part.top_logprobs.append(self._texts.by_text(*self._likely(position)))
+            yield part
+
+    @property
+    def num_characters(self) -> int:
+        """Number of characters of the echoed prompt: the offset of the first generated token."""
+        return sum(map(self._texts.echoed_length, self._prompt))
+
+    def entries(self) -> Iterator[list[Entry | None]]:
+        """Yield the entries of vLLM's `prompt_logprobs`, slice by slice: the prompt's token, then the likely ones."""
+        for positions in self._slices():
+            yield [self._entry(position) if position else None for position in positions]
+
+    def _entry(self, position: int) -> Entry:
+        token, rank = self._prompt[position], self._found.rank[position - 1]
+        entry = {token: self._number(token, self._found.logprob[position - 1], rank)}
+        for place, (other, value) in enumerate(zip(*self._likely(position), strict=True), 1):
+            entry[other] = self._number(other, value, place)
+        return entry
+
+    def _number(self, token: int, value: float, rank: int) -> dict[str, float | int | str]:
+        """Return the fields of a PromptLogprob."""
+        return {"logprob": max(value, LEAST), "rank": rank, "decoded_token": self._texts.of(token)}
+
+    def _likely(self, position: int) -> tuple[Sequence[int], Sequence[float]]:
+        start = (position - 1) * self._width
+        end = start + self._count
+        return self._found.likely_token[start:end], self._found.likely_logprob[start:end]
+
+    def _slices(self) -> Iterator[range]:
+        size = max(1, SLICE_NUMBERS // (self._count + 1))
+        for start in range(0, len(self._prompt), size):
+            yield range(start, min(start + size, len(self._prompt)))
+
+
+async def lists_json(parts: Iterable[CompletionLogprobs]) -> str:
+    """Return the JSON of the concatenated lists; lets the event loop serve others between the parts."""
+    lists: dict[str, list[str]] = {name: [] for name in CompletionLogprobs.model_fields}
+    for part in parts:
+        for name, values in part.model_dump().items():
+            if values:
+                lists[name].append(_json(values)[1:-1])
+        await asyncio.sleep(0)
+    return "{" + ",".join(f'"{name}":[{",".join(texts)}]' for name, texts in lists.items()) + "}"
+
+
+async def entries_json(parts: Iterable[list[Entry | None]]) -> str:
+    """Return the JSON of the concatenated entries; lets the event loop serve others between the parts."""
+    texts = []
+    for part in parts:
+        texts.append(_json(part)[1:-1])
+        await asyncio.sleep(0)
+    return f"[{','.join(texts)}]"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
