@@ -1,9 +1,9 @@
 """Measures speculative decoding by prompt lookup: answers that copy, that copy in part, and that do not.
 
-    python benchmarks/speculation.py [--batch 1 16] [--tokens 8] [--rounds 5] [-- OPTIONS OF EVERY orca serve]
+    python benchmarks/speculation.py [--batch 1 16] [--tokens 8] [--generated 128] [--rounds 5] [-- OPTIONS OF orca serve]
 
 Two servers, one with `--speculative-tokens`, take turns on the same cores; gpt2 of 110 M random weights. BATCH requests
-at a time, of 64 prompt tokens and 128 generated ones: greedy, as random weights soon repeat themselves then; at
+at a time, of 64 prompt tokens and GENERATED more: greedy, as random weights soon repeat themselves then; at
 temperature 1 with a bias to three tokens, so that some drafts are right by chance; and at temperature 1, without
 repetitions. Printed: medians of tokens/s, the ratio of the rounds, median with the smallest and the largest, and how
 many of the drafted tokens were accepted.
@@ -28,26 +28,26 @@ from orca_bench.servers import serve, split, unwind_on_sigterm
 from orca_bench.traces import FIRST_TOKEN_ID, LAST_TOKEN_ID
 from prometheus_client.parser import text_string_to_metric_families
 
-PROMPT, GENERATED = 64, 128
-"""Tokens of a request."""
+PROMPT = 64
+"""Prompt tokens of a request."""
 KINDS = {"copies": (0.0, 0), "in part": (1.0, 3), "no copies": (1.0, 0)}
 """Temperature, and how many tokens an answer is confined to by a bias, 0: all."""
 BIAS = 90.0
 
 
-async def tokens_per_second(url: str, model: str, batch: int, kind: str, seed: int) -> float:
-    """Return the generated tokens per second of `batch` requests at once."""
+async def tokens_per_second(url: str, model: str, batch: int, generated: int, kind: str, seed: int) -> float:
+    """Return the generated tokens per second of `batch` requests at once, of `generated` tokens each."""
     source = random.Random(f"speculation {seed}")
     prompts = [[source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(PROMPT)] for _ in range(batch)]
     temperature, allowed = KINDS[kind]
     bias = {str(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID)): BIAS for _ in range(allowed)}
-    body = {"model": model, "max_tokens": GENERATED, "temperature": temperature, "ignore_eos": True, "logit_bias": bias}
+    body = {"model": model, "max_tokens": generated, "temperature": temperature, "ignore_eos": True, "logit_bias": bias}
     async with httpx.AsyncClient(timeout=600) as client:
         begin = time.perf_counter()
         posts = (client.post(f"{url}/v1/completions", json={**body, "prompt": prompt}) for prompt in prompts)
         for answer in await asyncio.gather(*posts):
             answer.raise_for_status()
-        return batch * GENERATED / (time.perf_counter() - begin)
+        return batch * generated / (time.perf_counter() - begin)
 
 
 def drafted(url: str) -> tuple[float, float]:
@@ -63,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="requests at once (1 16)")
     parser.add_argument("--tokens", type=int, default=8, help="drafted tokens per request and iteration (8)")
+    parser.add_argument("--generated", type=int, default=128, help="generated tokens of a request (128)")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args(own)
     unwind_on_sigterm()
@@ -80,7 +81,8 @@ def main() -> None:
                 before = drafted(speculating)
                 for number in range(arguments.rounds + 1):
                     for url in rates:
-                        rate = asyncio.run(tokens_per_second(url, model.name, batch, kind, number))
+                        work = tokens_per_second(url, model.name, batch, arguments.generated, kind, number)
+                        rate = asyncio.run(work)
                         rates[url] += [rate] if number else []  # the first round warms up
                 count, accepted = (after - first for after, first in zip(drafted(speculating), before, strict=True))
                 ratios = sorted(over / under for over, under in zip(*rates.values(), strict=True))
