@@ -234,6 +234,21 @@ def test_the_time_of_a_lost_iteration_is_not_measured():
     assert 0.0 < expected.seconds() < 60.0
 
 
+@pytest.mark.parametrize("num_accepted", [0, 3])
+def test_accepted_drafts_make_generated_tokens_cheaper(num_accepted):
+    made = scheduler(request(0), request(1))
+    expected = ExpectedWait(made)
+    iterate(expected, made, 0.0, 0.4)
+    for number in range(60):
+        batch = made.dispatch("a", made.select("a"))
+        expected.note_sent(batch, 1.0 + number)
+        expected.note_returned(batch, 1.4 + number, num_accepted)
+        made.commit(batch, [1])
+    costs = expected._costs.costs
+    assert costs is not None
+    assert costs.generated == pytest.approx(0.4 / (1 + num_accepted), rel=0.05)
+
+
 def test_pipelines_share_the_work():
     waits = []
     for names in ("a", "ab"):

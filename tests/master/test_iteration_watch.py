@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,12 @@ def test_iterations_of_one_magnitude_are_of_one_kind():
     assert kind_of(batch((1, 100), (1, 100))) == kind_of(batch((1, 110), (1, 90)))
     kinds = {kind_of(batch(*sizes)) for sizes in ([(1, 5)], [(1, 5000)], [(512, 0)], [(512, 90_000)], [(1, 5)] * 8)}
     assert len(kinds) == 5
+
+
+def test_drafted_tokens_count_as_tokens_of_the_iteration():
+    (entry,) = batch((1, 5000)).requests
+    drafted = replace(entry, draft=(7,) * 63)
+    assert kind_of(Batch("a", (drafted,))) == kind_of(batch((64, 5000)))
 
 
 def test_the_first_of_a_kind_has_a_minute_beyond_its_share_of_a_warm_up(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from orca_master.scheduling.policies import POLICIES, by_priority
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.speculation import MOST_ROWS
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker.rows import RowTable
@@ -254,3 +256,23 @@ def test_who_is_drafted_on_is_not_ahead_and_needs_fewer_iterations():
     run.drain()
     assert requests[0].generated == alone(requests[0])
     assert (run.num_ahead, run.num_sent) == (1, 6), "behind the prompt no token is known from which to draft"
+
+
+@pytest.mark.parametrize(
+    ("size", "budget", "answer", "ahead"),
+    [
+        (2, None, 12, 1),  # behind the prompts no token is known from which to draft
+        (2, 2, 12, 11),
+        (MOST_ROWS, None, 5, 4),
+    ],
+)
+def test_where_no_draft_fits_batches_are_ahead(size, budget, answer, ahead):
+    requests = requests_of([(1, answer)] * size)
+    for request in requests:
+        request.lookup = DraftOracle(request, alone(request))
+    run = Run(requests, SchedulerConfig(size, 1, budget, balanced=True, speculative_tokens=2), 2 * size, "reserve")
+    for _ in requests:
+        run.arrive()
+    run.drain()
+    assert [request.generated for request in requests] == [alone(request) for request in requests]
+    assert run.num_ahead == ahead

@@ -8,6 +8,7 @@ import json
 import httpx
 import pytest
 from orca_master.engine import dispatcher
+from orca_master.engine.config import EngineConfig
 from orca_master.errors import EngineUnavailableError, RequestError
 from orca_master.scheduling.request import FinishReason
 from support.checkpoints import with_tokenizer
@@ -160,7 +161,8 @@ def test_a_number_that_the_protocol_cannot_carry_is_refused_by_the_engine_too(ch
     """Whatever the endpoint lets through: the pipeline and the requests beside it go on."""
 
     async def run() -> None:
-        async with engine_over(topology(checkpoint(NAME), worker_pool.addresses(2))) as harness:
+        spec = topology(checkpoint(NAME), worker_pool.addresses(2))
+        async with engine_over(spec, EngineConfig(speculative_tokens=4)) as harness:
             harness.submit("before", (1, 2), 4)
             for sampling in ({"min_tokens": 2**32}, {"seed": -1}, {"logit_bias": ((2**32, 1.0),)}, {"top_k": -1}):
                 with pytest.raises(RequestError, match="out of range"):

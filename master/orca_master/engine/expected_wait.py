@@ -45,8 +45,11 @@ class ExpectedWait:
         """Note an iteration; call it after the scheduler's dispatch, before requests are added."""
         self._sent.setdefault(batch.pipeline, _Sent()).iterations.append((now, leaves_behind(self._scheduler, batch)))
 
-    def note_returned(self, batch: Batch, now: float) -> None:
-        """Note the result of the pipeline's oldest iteration; ignore a result that comes after the pipeline's loss."""
+    def note_returned(self, batch: Batch, now: float, num_accepted: int = 0) -> None:
+        """Note the result of the pipeline's oldest iteration, with so many drafted tokens that are part of an answer.
+
+        Ignore a result that comes after the pipeline's loss.
+        """
         sent = self._sent.get(batch.pipeline)
         if sent is None:
             return
@@ -54,7 +57,7 @@ class ExpectedWait:
         seconds = now - max(sent_at, sent.returned_at)
         sent.returned_at = now
         prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
-        self._costs.note(seconds, prompt, sum(entry.samples for entry in batch.requests), limited)
+        self._costs.note(seconds, prompt, num_accepted + sum(entry.samples for entry in batch.requests), limited)
         if not prompt:
             self.row_cost.note(seconds, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()

@@ -77,12 +77,12 @@ class LiveRequests:
             generated=list(submission.generated or ()),
             cache_salt=submission.cache_salt,
             constraint=submission.constraint,
-            lookup=self._lookup(submission),
         )
         if submission.generated:  # the log probabilities of its prompt came with the first token
             request.num_prompt_logprobs = len(request.prompt) - 1
         check_encodes(request)
         self._check(request)
+        request.lookup = self._lookup(submission)
         request.num_expected_cached = most_cached(self._scheduler.ledgers, request)
         waiting, choices = [request], submission.choices
         if submission.generated is not None:
@@ -115,15 +115,16 @@ class LiveRequests:
     def commit(self, batch: Batch, result: pb.IterationResult) -> list[Output]:
         """Record the result of an iteration and return its tokens; remove the requests that end with it."""
         now = time.monotonic()
-        self._admission.expected_wait.note_returned(batch, now)
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
         of_prompts = self._commit_prompts(batch, result) if result.prompt else {}
         progressed = self._scheduler.commit(batch, list(result.token))
         last = {request: index for index, request in progressed}
+        num_accepted = len(progressed) - len(last)
+        self._admission.expected_wait.note_returned(batch, now, num_accepted)
         if num_drafts := sum(bool(entry.draft) for entry in batch.requests):
             num_tokens = sum(len(entry.draft) for entry in batch.requests)
-            self._observer.on_drafts(num_drafts, num_tokens, len(progressed) - len(last))
+            self._observer.on_drafts(num_drafts, num_tokens, num_accepted)
         for index, request in progressed:
             is_first = len(request.generated) == 1
             if is_first:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
+from orca_master.scheduling.batch import Batch, Proposal, Selection
+from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
-from orca_master.scheduling.speculation import draft
+from orca_master.scheduling.speculation import draft, room_for_drafts
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
@@ -28,7 +29,7 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         return Proposal()
     requests = [scheduled.request for scheduled in alive]
     staying = [request for request in requests if request.num_left > 1]
-    if _speculates(scheduler, alive):
+    if any(scheduled.draft for scheduled in alive) or _drafts_on(scheduler, staying):
         return Proposal()
     free_blocks = ledger.num_free_blocks - sum(
         ledger.blocks_to_grow(request, request.num_scheduled + 1) for request in staying
@@ -48,9 +49,11 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     return Proposal(tuple(Selection(request, 1) for request in staying))
 
 
-def _speculates(scheduler: Scheduler, batch: Sequence[ScheduledRequest]) -> bool:
-    """Whether a batch has drafts, or one of its requests would be drafted on if its next token were known."""
-    most = scheduler.config.speculative_tokens
+def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:
+    """Return True if one of these requests, the next batch, would be drafted on if its token in flight were known."""
+    config, rows = scheduler.config, len(staying)
+    budget = None if config.token_budget is None else config.token_budget - rows
+    most = min(config.speculative_tokens, room_for_drafts(rows, budget))
     return most > 0 and any(
-        entry.draft or draft(entry.request, most, len(batch), scheduler.row_cost) for entry in batch
+        draft(request, min(most, request.num_left - 2), rows, scheduler.row_cost) for request in staying
     )

@@ -35,6 +35,11 @@ def least_acceptance(rows: int, row_cost: float) -> float:
     return max(LEAST_ACCEPTANCE, row_cost * rows / (1 + row_cost * rows))
 
 
+def room_for_drafts(rows: int, num_tokens: int | None) -> int:
+    """Return how many drafted tokens fit beside `rows` rows; `num_tokens`: what the token budget leaves, None: any."""
+    return MOST_ROWS - rows if num_tokens is None else min(MOST_ROWS - rows, num_tokens)
+
+
 def draft(request: Request, most: int, rows: int, row_cost: float) -> tuple[int, ...]:
     """Return the tokens to draft for a request whose answer has begun, at most `most`, beside `rows` rows."""
     most = min(most, request.num_left - 1)  # the last token of an answer follows from none of its tokens
@@ -52,7 +57,7 @@ def with_drafts(batch: Sequence[Selection], room: Room, most: int, row_cost: flo
     num_rows = sum(selection.num_tokens for selection in batch)
     for selection in batch:
         request = selection.request
-        left = MOST_ROWS - num_rows if room.num_tokens is None else min(MOST_ROWS - num_rows, room.num_tokens)
+        left = room_for_drafts(num_rows, room.num_tokens)
         drafted: tuple[int, ...] = ()
         if request.is_answering and request.num_unscheduled == 1:
             drafted = room.hold_draft(request, draft(request, min(most, left), rows, row_cost))
