@@ -1,6 +1,6 @@
 """Measures speculative decoding by prompt lookup: answers that copy, that copy in part, and that do not.
 
-    python benchmarks/speculation.py [--batch 1 16] [--tokens 8] [--generated 128] [--rounds 5] [-- OPTIONS OF orca serve]
+    python benchmarks/speculation.py [--batch 1 16] [--tokens 8] [--generated 128] [--rounds 5] [-- OPTIONS OF serve]
 
 Two servers, one with `--speculative-tokens`, take turns on the same cores; gpt2 of 110 M random weights. BATCH requests
 at a time, of 64 prompt tokens and GENERATED more: greedy, as random weights soon repeat themselves then; at

@@ -65,22 +65,25 @@ def test_a_draft_is_an_entry_per_token_with_the_new_blocks_at_the_last():
         ({"max_gen_tokens": 2}, 0),
         ({"token_budget": 4, "most": 8}, 3),
         ({"num_blocks": 1, "most": 9, "max_gen_tokens": 10}, 8),
-        ({"most": 99, "max_gen_tokens": 90}, 27),  # 0.95 ** 27 is the least acceptance
+        ({"most": 99, "max_gen_tokens": 90}, 25),  # of 7 known tokens a block is held, and the draft takes one more
+        ({"most": 99, "max_gen_tokens": 90, "num_held": 4}, 27),  # 0.95 ** 27 is the least acceptance
     ],
 )
 def test_a_draft_keeps_all_limits(options, count):
-    scheduler, _ = begun(**options)
+    num_held = options.pop("num_held", 0)
+    scheduler, request = begun(**options)
+    scheduler.ledger("p").grow(request, num_held * BLOCK_SIZE)
     (entry,) = next_batch(scheduler).requests
     assert len(entry.draft) == count <= MOST_ROWS - 1
 
 
-def test_a_draft_without_free_blocks_preempts_nobody():
+def test_a_draft_without_free_blocks_ends_with_those_that_are_held():
     scheduler, request = begun(num_blocks=2, most=16, max_gen_tokens=20)
     other = Request("other", 1, (1,) * 8, BLOCK_SIZE)
     scheduler.pool.add(other)
     batch = next_batch(scheduler)
     assert [entry.request for entry in batch.requests] == [request, other]
-    assert not batch.requests[0].draft
+    assert len(batch.requests[0].draft) == BLOCK_SIZE - 7
     assert other.num_tokens_in_flight == 8
 
 

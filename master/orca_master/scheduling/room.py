@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
-from orca_master.scheduling.kv_ledger import KvLedger, shareable_blocks
+from orca_master.scheduling.kv_ledger import KvLedger, blocks_for, shareable_blocks
 from orca_master.scheduling.prefix_cache import block_keys
 from orca_master.scheduling.request import Request
 
@@ -139,15 +139,17 @@ class Room:
         return True
 
     def hold_draft(self, request: Request, draft: tuple[int, ...]) -> tuple[int, ...]:
-        """Subtract tokens and blocks of a draft after the last known token; return () if its blocks are not free."""
-        held = self.ledger.blocks_to_grow(request, request.num_tokens)  # `grow` has subtracted these
-        num_blocks = self.ledger.blocks_to_grow(request, request.num_tokens + len(draft)) - held
-        if num_blocks > self.num_blocks:
-            return ()
-        self.num_blocks -= num_blocks
+        """Subtract the tokens of a draft after the last known token, and one block at most; return what fits of it.
+
+        A request keeps the blocks of rejected tokens, which others may need.
+        """
+        num_blocks = max(len(self.ledger.holding(request).blocks), blocks_for(request.num_tokens))
+        num_slots = (num_blocks + min(1, self.num_blocks)) * BLOCK_SIZE
+        fitting = draft[: num_slots - request.num_tokens]
+        self.num_blocks -= max(0, blocks_for(request.num_tokens + len(fitting)) - num_blocks)
         if self.num_tokens is not None:
-            self.num_tokens -= len(draft)
-        return draft
+            self.num_tokens -= len(fitting)
+        return fitting
 
     def compute(self, request: Request, start: int, num_tokens: int) -> None:
         """Subtract tokens of a request from position `start` on; later requests of the batch can share their blocks."""
