@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.endpoint import memory_store
-from orca_master.endpoint.memory_store import ENDING_BYTES, MemoryStore
+from orca_master.endpoint.memory_store import MemoryStore
 from orca_master.endpoint.response_shelves import ENTRY_BYTES, EVENT_BYTES
 from orca_master.endpoint.response_store import (
+    ENDING_BYTES,
     MAX_RESPONSE_BYTES,
     EventPage,
     FoundResponse,
@@ -183,6 +184,18 @@ def test_too_large_responses_are_refused():
         assert not await store.advance("k", "a", [b"x" * MAX_RESPONSE_BYTES, b"x"])
         assert not await store.end("k", "a", b"x" * (MAX_RESPONSE_BYTES + 1), [])
         assert await store.get("k", "a") == FoundResponse(b"begun", Phase.QUEUED, 2)
+
+    play(scene)
+
+
+def test_the_largest_response_can_end_with_an_error():
+    async def scene() -> None:
+        store = MemoryStore(StoreLimits())
+        most = MAX_RESPONSE_BYTES - ENDING_BYTES
+        with pytest.raises(RequestError, match="MiB of a stored response"):
+            await begin(store, data=b"x" * (most + 1))
+        await begin(store, data=b"x" * most)
+        assert await store.end("k", "a", b"x" * MAX_RESPONSE_BYTES, [b"x" * MAX_RESPONSE_BYTES])
 
     play(scene)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -32,7 +33,11 @@ def model(run_folder, tmp_path_factory) -> Path:
     return with_long_context(every_byte_model(run_folder), tmp_path_factory.mktemp("longer"))
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=["one-process", "two-processes"])
+# The routes of one process are tried by tests/master/test_background.py, too.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("0", id="one-process", marks=pytest.mark.long), pytest.param("2", id="two-processes")],
+)
 def served(request, model) -> Iterator[Served]:
     with serve(model, *OPTIONS, "--api-processes", request.param) as server:
         yield server
@@ -72,6 +77,16 @@ def running(served: Served) -> float:
     return value(httpx.get(f"{served.url}/metrics").text, "num_requests_running")
 
 
+def api_processes(served: Served) -> set[int]:
+    """Return the process ids of the API processes."""
+    pids = set()
+    for pid in descendants(served.process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if "orca_master.api_processes.api_process" in Path(f"/proc/{pid}/cmdline").read_text():
+                pids.add(pid)
+    return pids
+
+
 def test_a_response_is_polled(client):
     begun = ask(client, metadata={"a": "b"})
     assert (begun.status, begun.background, begun.metadata) == ("queued", True, {"a": "b"})
@@ -83,7 +98,7 @@ def test_a_response_is_polled(client):
     assert continued.usage.input_tokens > whole.usage.input_tokens + 40
 
 
-@pytest.mark.parametrize("step", [1, 7, 30])
+@pytest.mark.parametrize("step", [7, *(pytest.param(step, marks=pytest.mark.exhaustive) for step in (1, 30))])
 def test_a_stream_that_is_interrupted_again_and_again_is_the_undisturbed_one(client, step):
     with ask(client, stream=True) as stream:
         read = list(itertools.islice(stream, step))
@@ -184,14 +199,27 @@ def test_the_end_of_the_server_ends_responses(model, processes, seconds, count, 
 
 
 @pytest.mark.long
+def test_a_response_is_polled_while_the_server_drains(model):
+    """Processes without requests end at once; connections that the kernel would give to them go to the others."""
+    with serve(model, *OPTIONS, "--api-processes", "4", "--drain-timeout", "60") as server:
+        client = client_of(server)
+        begun = ask(client, LONG)
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: len(api_processes(server)) == 1)
+        patient = client.with_options(max_retries=5)  # the master may just be closing the last socket
+        assert {patient.responses.retrieve(begun.id).status for _ in range(16)} == {"in_progress"}
+        assert patient.responses.cancel(begun.id).status == "cancelled"
+        assert server.process.wait(60) == 0
+
+
+@pytest.mark.long
 def test_a_response_whose_process_is_lost_fails(model):
     with serve(model, *OPTIONS, "--api-processes", "2") as server:
         client = client_of(server)
         begun = [ask(client, LONG, stream=stream) for stream in (False, False, True, True)]
         ids = [begun[0].id, begun[1].id, *(next(iter(stream)).response.id for stream in begun[2:])]
-        for pid in descendants(server.process.pid):
-            if "orca_master.api_processes.api_process" in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
+        for pid in api_processes(server):
+            os.kill(pid, signal.SIGKILL)
 
         def all_failed() -> bool:
             return {client.responses.retrieve(response_id).status for response_id in ids} == {"failed"}

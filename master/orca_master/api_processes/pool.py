@@ -1,8 +1,9 @@
 """`ApiProcesses`: starts and restarts the API processes, which run the endpoint (`--api-processes`).
 
 Each process has its own listening socket on the same port; the kernel distributes connections (SO_REUSEPORT). The
-master keeps the sockets open, so that no connection is refused while a crashed process is replaced. A process that
-violates the protocol of its link (link_server.py) is killed and replaced.
+master keeps the sockets open, so that no connection is refused while a crashed process is replaced; it closes the
+socket of a process that has ended in a drain. A process that violates the protocol of its link (link_server.py) is
+killed and replaced.
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ class ApiProcesses:
             if not self._ending:
                 logger.error("an API process ended with exit code %d and is restarted", code)
                 await asyncio.sleep(RESTART_SECONDS)
+        # In a drain the kernel gives new connections only to the processes that still have requests. Into an open
+        # socket from which no process accepts it would put some, which then wait until the server ends.
+        listener.close()
 
 
 @contextlib.asynccontextmanager

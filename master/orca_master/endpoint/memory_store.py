@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from orca_master.endpoint.response_shelves import ENTRY_BYTES, Kept, Shelves, Watcher, do_nothing, size_of
 from orca_master.endpoint.response_store import (
+    ENDING_BYTES,
     MAX_CONVERSATION_BYTES,
     MAX_RESPONSE_BYTES,
     PAGE_BYTES,
@@ -20,9 +21,6 @@ from orca_master.endpoint.response_store import (
     fit,
 )
 from orca_master.errors import QueueFullError, RequestError
-
-ENDING_BYTES = 4096
-"""What the status, the error and the event of a response without output add to its data."""
 
 
 class MemoryStore:

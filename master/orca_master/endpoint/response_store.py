@@ -18,6 +18,8 @@ RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}", re.ASCII)
 """Ids that responses have."""
 MAX_RESPONSE_BYTES = 4 << 20
 """Maximum size of one stored response and of one of its events; a larger response is not stored."""
+ENDING_BYTES = 4096
+"""What the status, the error and the event of a response without output add to its data."""
 MAX_CONVERSATION_BYTES = 16 << 20
 """Maximum size of a response with all responses before it; a longer conversation cannot be continued."""
 MAX_NUMBER = 2**53
@@ -142,8 +144,11 @@ def fit(*parts: bytes) -> bool:
 
 
 def check_beginning(stored: StoredResponse, events: Sequence[bytes]) -> None:
-    """Raise RequestError if a background response is too large before its first token."""
-    if not fit(stored.data, *events):
+    """Raise RequestError if a background response is too large before its first token.
+
+    It must be able to end: with an error it is larger by up to ENDING_BYTES.
+    """
+    if max(map(len, (stored.data, *events))) + ENDING_BYTES > MAX_RESPONSE_BYTES:
         raise RequestError(
             f"background: this request takes more than the {MAX_RESPONSE_BYTES >> 20} MiB of a stored response: "
             "shorten it, or leave background out",
