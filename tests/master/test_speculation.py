@@ -70,8 +70,8 @@ def test_a_draft_is_an_entry_per_token_with_the_new_blocks_at_the_last():
     ],
 )
 def test_a_draft_keeps_all_limits(options, count):
-    num_held = options.pop("num_held", 0)
-    scheduler, request = begun(**options)
+    num_held = options.get("num_held", 0)
+    scheduler, request = begun(**{name: value for name, value in options.items() if name != "num_held"})
     scheduler.ledger("p").grow(request, num_held * BLOCK_SIZE)
     (entry,) = next_batch(scheduler).requests
     assert len(entry.draft) == count <= MOST_ROWS - 1
