@@ -17,6 +17,7 @@ from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.scripted_engine import make_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,8 @@ def test_slices_change_nothing(codec, prompt, width, count, size):
     kept = min(width, count)
     assert whole.tokens == [codec.decode([token]) for token in prompt]
     assert whole.token_logprobs == [None, *(-0.5 * place for place in range(len(prompt) - 1))]
-    lengths = [len(codec.decode([token], skip_special_tokens=True)) for token in prompt]
-    assert whole.text_offset == [sum(lengths[:place]) for place in range(len(prompt))]
-    assert numbers.num_characters == sum(lengths)
+    offsets = TokenTexts(codec).offsets(0, skip_special_tokens=True)
+    assert whole.text_offset == [offsets.next(token) for token in prompt]
     assert whole.top_logprobs[0] is entries[0] is None
     for position in range(1, len(prompt)):
         likely = [(position - 1 + other) % 50 for other in range(kept)]
@@ -101,3 +101,41 @@ def test_the_bound_names_field_and_way_out():
     with pytest.raises(RequestError, match=r"logprobs: 5 tokens of prompts with 21 .* fewer or shorter") as refused:
         check_size(5, 20, 2**20, "logprobs")
     assert refused.value.field == "logprobs"
+
+
+def offsets_in(codec: TextCodec, tokens: list[int]) -> list[int]:
+    offsets = TokenTexts(codec).offsets(3, skip_special_tokens=True)
+    return [offsets.next(token) for token in tokens]
+
+
+@given(st.text(max_size=30))
+def test_a_token_is_at_the_place_of_its_character(codec, text):
+    places = [3 + place for place, character in enumerate(text) for _ in character.encode()]
+    assert offsets_in(codec, codec.encode(text)) == places
+
+
+def test_special_tokens_take_no_place_in_the_text_of_a_prompt(codec):
+    assert codec.decode([256], skip_special_tokens=True) == ""
+    assert offsets_in(codec, [256, *codec.encode("aé"), 256, *codec.encode("b")]) == [3, 3, 4, 4, 5, 5]
+
+
+def test_bytes_that_are_no_text_are_not_decoded_again_with_each_further_one(codec, monkeypatch):
+    """Offsets of a prompt of N such tokens would take N^2 steps."""
+    broken = next(token for token in range(256) if codec.decode([token, token]) == "\ufffd" * 2)
+    held = []
+    decode = TextCodec.decode
+    monkeypatch.setattr(
+        TextCodec, "decode", lambda codec, tokens, *skip, **skips: held.append(len(tokens)) or decode(codec, tokens)
+    )
+    places = offsets_in(codec, [broken] * 1000)
+    assert max(held) == 5
+    assert (places[-1], places) == (3 + 995, sorted(places))
+
+
+def test_a_space_that_begins_a_token_counts(tmp_path):
+    """Metaspace drops it from the text of the token alone."""
+    model = Tokenizer(models.WordLevel({"▁the": 0, "▁cat": 1, "▁sat": 2}, unk_token="▁the"))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    assert offsets_in(TextCodec(tmp_path), [0, 1, 2]) == [3, 6, 10]
