@@ -97,9 +97,9 @@ def test_a_model_without_a_tokenizer_has_empty_texts(tmp_path):
 
 
 def test_the_bound_names_field_and_way_out():
-    check_size(2**20, 0, 1, "logprobs")
+    check_size(2**20, 1, 1, "logprobs")
     with pytest.raises(RequestError, match=r"logprobs: 5 tokens of prompts with 21 .* fewer or shorter") as refused:
-        check_size(5, 20, 2**20, "logprobs")
+        check_size(5, 21, 2**20, "logprobs")
     assert refused.value.field == "logprobs"
 
 

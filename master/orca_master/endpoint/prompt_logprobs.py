@@ -29,15 +29,15 @@ Entry = dict[int, dict[str, float | int | str]]
 """Fields of PromptLogprob by token id."""
 
 
-def check_size(num_tokens: int, count: int, num_choices: int, field: str) -> None:
+def check_size(num_tokens: int, per_token: int, num_choices: int, field: str) -> None:
     """Raise RequestError for `field` if a response has too many log probabilities.
 
-    `num_tokens`: of all prompts; `count`: likely tokens beside each; `num_choices`: of each prompt.
+    `num_tokens`: of all prompts; `per_token`: numbers for each in a choice; `num_choices`: of each prompt.
     """
-    total = num_tokens * (count + 1) * num_choices
+    total = num_tokens * per_token * num_choices
     if total > MAX_NUMBERS:
         raise RequestError(
-            f"{field}: {num_tokens} tokens of prompts with {count + 1} log probabilities each in {num_choices} choices "
+            f"{field}: {num_tokens} tokens of prompts with {per_token} log probabilities each in {num_choices} choices "
             f"are {total}, at most {MAX_NUMBERS} are supported: send fewer or shorter prompts, or ask for fewer",
             field,
         )
