@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint import prompt_logprobs
+from orca_master.endpoint.choice_run import Choice, Piece
+from orca_master.endpoint.completions import CompletionFormat
+from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.openai_answers import CompletionLogprobs
 from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, check_size, entries_json, lists_json
 from orca_master.errors import RequestError
@@ -139,3 +144,36 @@ def test_a_space_that_begins_a_token_counts(tmp_path):
     model.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text("{}")
     assert offsets_in(TextCodec(tmp_path), [0, 1, 2]) == [3, 6, 10]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_of_each_answer_continue_after_its_own_prompt(codec, stream):
+    """Each prompt has characters of several tokens and a special token, each answer one."""
+    body = CompletionRequest(prompt=["a€", "é"], n=2, echo=True, logprobs=0, max_tokens=2)
+    prompts = [[256, *codec.encode(text)] for text in body.prompt]
+    choices = [cast(Choice, SimpleNamespace(index=index)) for index in range(4)]
+    generation = Generation("id", 5, prompts, choices, 2, 2)
+    pieces = [
+        [
+            Piece(
+                index, text, token, pb.Logprobs(sampled=-1), None, prompt_logprobs=None if place or index % 2 else found
+            )
+            for place, (text, token) in enumerate(zip(("", "é"), codec.encode("é"), strict=True))
+        ]
+        for index in range(4)
+        for found in [found_for(prompts[index // 2], 0)]
+    ]
+    style = CompletionFormat(body, "model", codec)
+    offsets: list[list[int]] = [[] for _ in range(4)]
+    if stream:
+        for piece in [pieces[2][0], pieces[0][0], pieces[3][0], pieces[1][0], *(several[1] for several in pieces)]:
+            for chunk in (*style.prompt_chunks(generation, piece), style.chunk(generation, piece)):
+                (choice,) = chunk.choices
+                assert choice.logprobs is not None
+                offsets[choice.index] += choice.logprobs.text_offset
+    else:
+        for index in range(4):
+            style.choice(generation, index, pieces[index])
+            fields = asyncio.run(style.long_choice_fields(generation, index, pieces[index]))
+            offsets[index] = json.loads(fields["logprobs"])["text_offset"]
+    assert offsets == [[0, 0, 1, 1, 1, 2, 2]] * 2 + [[0, 0, 0, 1, 1]] * 2
