@@ -414,6 +414,14 @@ def test_too_many_log_probabilities_of_prompts_are_refused_by_name(tmp_path):
         generator.prepare("test", body, [[1] * 49_932], 1, body.logprobs)
 
 
+def test_log_probabilities_that_are_returned_in_both_forms_count_twice(tmp_path):
+    body = CompletionRequest(prompt=[1], echo=True, logprobs=20, prompt_logprobs=20)
+    generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+    with pytest.raises(RequestError, match="24967 tokens of prompts with 42 log probabilities each"):
+        generator.prepare("test", body, [[1] * 24_967], 1, body.logprobs)
+    generator.prepare("test", body, [[1] * 24_966], 1, body.logprobs)
+
+
 def test_pieces_of_a_prompt_wait_for_its_log_probabilities_which_come_once(tmp_path):
     """The second choice is faster; the other prompt does not wait; the parts are joined."""
 

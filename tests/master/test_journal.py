@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.endpoint import resumable as resumable_module
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -347,6 +348,24 @@ def test_a_request_that_is_accepted_before_the_others_are_resumed_runs_once(tmp_
     journal = Journal(tmp_path / "j", MODEL)
     journal.accept(replace(request("earlier"), body={}))
     journal.close()
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("length", "is_recorded"), [(4, True), (5, False)])
+def test_no_request_fills_the_journal_with_log_probabilities_of_its_prompts(tmp_path, monkeypatch, length, is_recorded):
+    """25 of the largest responses turned the journal off."""
+    monkeypatch.setattr(resumable_module, "MAX_PROMPT_LOGPROBS", 2 * 4 * 2)
+
+    async def play() -> None:
+        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+        plain, body = (CompletionRequest(prompt=[1], prompt_logprobs=count) for count in (None, 1))
+        prompts = [[1] * length] * 2
+        assert resumable.accept("completions", plain, generator.prepare("cmpl-", plain, prompts, 16, None), "")
+        recorder = resumable.accept("completions", body, generator.prepare("cmpl-", body, prompts, 16, None), "")
+        assert (recorder is not None) == is_recorded
+        await resumable.close()
+
     asyncio.run(play())
 
 

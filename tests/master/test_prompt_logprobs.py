@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint import prompt_logprobs
+from orca_master.endpoint.choice_run import Choice, Piece
+from orca_master.endpoint.completions import CompletionFormat
+from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.openai_answers import CompletionLogprobs
 from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, check_size, entries_json, lists_json
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.scripted_engine import make_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +60,8 @@ def test_slices_change_nothing(codec, prompt, width, count, size):
     kept = min(width, count)
     assert whole.tokens == [codec.decode([token]) for token in prompt]
     assert whole.token_logprobs == [None, *(-0.5 * place for place in range(len(prompt) - 1))]
-    lengths = [len(codec.decode([token], skip_special_tokens=True)) for token in prompt]
-    assert whole.text_offset == [sum(lengths[:place]) for place in range(len(prompt))]
-    assert numbers.num_characters == sum(lengths)
+    offsets = TokenTexts(codec).offsets(0, skip_special_tokens=True)
+    assert whole.text_offset == [offsets.next(token) for token in prompt]
     assert whole.top_logprobs[0] is entries[0] is None
     for position in range(1, len(prompt)):
         likely = [(position - 1 + other) % 50 for other in range(kept)]
@@ -97,7 +102,78 @@ def test_a_model_without_a_tokenizer_has_empty_texts(tmp_path):
 
 
 def test_the_bound_names_field_and_way_out():
-    check_size(2**20, 0, 1, "logprobs")
+    check_size(2**20, 1, 1, "logprobs")
     with pytest.raises(RequestError, match=r"logprobs: 5 tokens of prompts with 21 .* fewer or shorter") as refused:
-        check_size(5, 20, 2**20, "logprobs")
+        check_size(5, 21, 2**20, "logprobs")
     assert refused.value.field == "logprobs"
+
+
+def offsets_in(codec: TextCodec, tokens: list[int]) -> list[int]:
+    offsets = TokenTexts(codec).offsets(3, skip_special_tokens=True)
+    return [offsets.next(token) for token in tokens]
+
+
+@given(st.text(max_size=30))
+def test_a_token_is_at_the_place_of_its_character(codec, text):
+    places = [3 + place for place, character in enumerate(text) for _ in character.encode()]
+    assert offsets_in(codec, codec.encode(text)) == places
+
+
+def test_special_tokens_take_no_place_in_the_text_of_a_prompt(codec):
+    assert codec.decode([256], skip_special_tokens=True) == ""
+    assert offsets_in(codec, [256, *codec.encode("aé"), 256, *codec.encode("b")]) == [3, 3, 4, 4, 5, 5]
+
+
+def test_bytes_that_are_no_text_are_not_decoded_again_with_each_further_one(codec, monkeypatch):
+    """Offsets of a prompt of N such tokens would take N^2 steps."""
+    broken = next(token for token in range(256) if codec.decode([token, token]) == "\ufffd" * 2)
+    held = []
+    decode = TextCodec.decode
+    monkeypatch.setattr(
+        TextCodec, "decode", lambda codec, tokens, *skip, **skips: held.append(len(tokens)) or decode(codec, tokens)
+    )
+    places = offsets_in(codec, [broken] * 1000)
+    assert max(held) == 5
+    assert (places[-1], places) == (3 + 995, sorted(places))
+
+
+def test_a_space_that_begins_a_token_counts(tmp_path):
+    """Metaspace drops it from the text of the token alone."""
+    model = Tokenizer(models.WordLevel({"▁the": 0, "▁cat": 1, "▁sat": 2}, unk_token="▁the"))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    assert offsets_in(TextCodec(tmp_path), [0, 1, 2]) == [3, 6, 10]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_of_each_answer_continue_after_its_own_prompt(codec, stream):
+    """Each prompt has characters of several tokens and a special token, each answer one."""
+    body = CompletionRequest(prompt=["a€", "é"], n=2, echo=True, logprobs=0, max_tokens=2)
+    prompts = [[256, *codec.encode(text)] for text in body.prompt]
+    choices = [cast(Choice, SimpleNamespace(index=index)) for index in range(4)]
+    generation = Generation("id", 5, prompts, choices, 2, 2)
+    pieces = [
+        [
+            Piece(
+                index, text, token, pb.Logprobs(sampled=-1), None, prompt_logprobs=None if place or index % 2 else found
+            )
+            for place, (text, token) in enumerate(zip(("", "é"), codec.encode("é"), strict=True))
+        ]
+        for index in range(4)
+        for found in [found_for(prompts[index // 2], 0)]
+    ]
+    style = CompletionFormat(body, "model", codec)
+    offsets: list[list[int]] = [[] for _ in range(4)]
+    if stream:
+        for piece in [pieces[2][0], pieces[0][0], pieces[3][0], pieces[1][0], *(several[1] for several in pieces)]:
+            for chunk in (*style.prompt_chunks(generation, piece), style.chunk(generation, piece)):
+                (choice,) = chunk.choices
+                assert choice.logprobs is not None
+                offsets[choice.index] += choice.logprobs.text_offset
+    else:
+        for index in range(4):
+            style.choice(generation, index, pieces[index])
+            fields = asyncio.run(style.long_choice_fields(generation, index, pieces[index]))
+            offsets[index] = json.loads(fields["logprobs"])["text_offset"]
+    assert offsets == [[0, 0, 1, 1, 1, 2, 2]] * 2 + [[0, 0, 0, 1, 1]] * 2

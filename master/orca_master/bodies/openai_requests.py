@@ -134,9 +134,14 @@ class GenerationRequest(Body):
         return self.best_of or self.n
 
     @property
+    def prompt_logprob_counts(self) -> list[int]:
+        """Number of likely tokens beside each token of the prompt, for each form in which a choice has them."""
+        return [] if self.prompt_logprobs is None else [self.prompt_logprobs]
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of likely tokens beside each token of the prompt; None: no log probabilities of prompts."""
-        return self.prompt_logprobs
+        """The largest of these numbers; None: no log probabilities of prompts."""
+        return max(self.prompt_logprob_counts, default=None)
 
     @property
     def tool_names(self) -> set[str]:
@@ -199,10 +204,9 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
-    def num_prompt_logprobs(self) -> int | None:
-        """See GenerationRequest; with `echo` those of `logprobs`, too."""
-        counts = [self.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((count for count in counts if count is not None), default=None)
+    def prompt_logprob_counts(self) -> list[int]:
+        """See GenerationRequest; with `echo` also that of `logprobs`."""
+        return super().prompt_logprob_counts + ([self.logprobs] if self.echo and self.logprobs is not None else [])
 
 
 class TextPart(Body):

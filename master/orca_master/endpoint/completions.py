@@ -14,7 +14,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
-from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, entries_json, lists_json
+from orca_master.endpoint.prompt_logprobs import PromptNumbers, TextOffsets, TokenTexts, entries_json, lists_json
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
@@ -29,7 +29,8 @@ class CompletionFormat:
         self._model_name = model_name
         self._codec = codec
         self._texts = TokenTexts(codec)
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
+        """Of the answers, by choice."""
         self._echo = ""
         self._of_prompt = pb.PromptLogprobs()
         """Of the prompt of the last first choice."""
@@ -128,10 +129,10 @@ class CompletionFormat:
     def _prompt_lists(
         self, generation: Generation, index: int, found: pb.PromptLogprobs
     ) -> Iterator[CompletionLogprobs]:
-        """Yield the log probabilities of a choice's prompt, after which those of its answer continue."""
+        """Yield the log probabilities of a choice's prompt, after whose text the offsets of its answer continue."""
+        self._answer_offsets(index, len(self._echo_of(generation, index)))
         numbers = PromptNumbers(generation.prompt_of(index), found, self._body.logprobs or 0, self._texts)
         yield from numbers.lists()
-        self._offsets[index] = numbers.num_characters
 
     def _all_lists(self, generation: Generation, index: int, pieces: list[Piece]) -> Iterator[CompletionLogprobs]:
         """Yield the log probabilities of a choice's prompt and answer."""
@@ -140,15 +141,19 @@ class CompletionFormat:
 
     def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
         logprobs = CompletionLogprobs()
+        if (offsets := self._offsets.get(index)) is None:
+            offsets = self._answer_offsets(index, 0)
         for piece in pieces:
             assert piece.logprobs is not None
-            token = self._texts.of(piece.token)
-            logprobs.tokens.append(token)
+            logprobs.tokens.append(self._texts.of(piece.token))
             logprobs.token_logprobs.append(piece.logprobs.sampled)
             logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob))
-            logprobs.text_offset.append(self._offsets.get(index, 0))
-            self._offsets[index] = logprobs.text_offset[-1] + len(token)
+            logprobs.text_offset.append(offsets.next(piece.token))
         return logprobs
+
+    def _answer_offsets(self, index: int, start: int) -> TextOffsets:
+        self._offsets[index] = self._texts.offsets(start, self._body.skip_special_tokens)
+        return self._offsets[index]
 
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:

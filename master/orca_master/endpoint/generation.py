@@ -120,9 +120,9 @@ class Generator:
         num_tokens = sum(map(len, prompts)) + len(prompts) * max(1, max_tokens)
         name = "n" if body.num_choices == body.n else "best_of"
         check_choices(len(prompts), body.num_choices, num_tokens * body.num_choices, status, name)
-        if (count := body.num_prompt_logprobs) is not None:
-            field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-            check_size(sum(map(len, prompts)), count, body.n, field)
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        per_token = sum(1 + count for count in body.prompt_logprob_counts)
+        check_size(sum(map(len, prompts)), per_token, body.n, field)
         for field, tokens in (
             *(("prompt", prompt) for prompt in prompts),
             ("stop_token_ids", body.stop_token_ids),

@@ -15,27 +15,29 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.endpoint.openai_answers import CompletionLogprobs
 from orca_master.errors import RequestError
-from orca_master.text.tokenizer import TextCodec
+from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
 
 SLICE_NUMBERS = 1024
 """Log probabilities that are converted at a time: a few milliseconds."""
 MAX_NUMBERS = 2**20
 """Most log probabilities of prompts in one response: 60 MB of JSON."""
+MOST_HELD = 4
+"""Most tokens of one character; more are not UTF-8, and would be decoded again with each further one."""
 LEAST = -9999.0
 """Stands for a probability of 0, because JSON has no infinity (vLLM's)."""
 Entry = dict[int, dict[str, float | int | str]]
 """Fields of PromptLogprob by token id."""
 
 
-def check_size(num_tokens: int, count: int, num_choices: int, field: str) -> None:
+def check_size(num_tokens: int, per_token: int, num_choices: int, field: str) -> None:
     """Raise RequestError for `field` if a response has too many log probabilities.
 
-    `num_tokens`: of all prompts; `count`: likely tokens beside each; `num_choices`: of each prompt.
+    `num_tokens`: of all prompts; `per_token`: numbers for each in a choice; `num_choices`: of each prompt.
     """
-    total = num_tokens * (count + 1) * num_choices
+    total = num_tokens * per_token * num_choices
     if total > MAX_NUMBERS:
         raise RequestError(
-            f"{field}: {num_tokens} tokens of prompts with {count + 1} log probabilities each in {num_choices} choices "
+            f"{field}: {num_tokens} tokens of prompts with {per_token} log probabilities each in {num_choices} choices "
             f"are {total}, at most {MAX_NUMBERS} are supported: send fewer or shorter prompts, or ask for fewer",
             field,
         )
@@ -47,7 +49,7 @@ class TokenTexts:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._texts: dict[int, str] = {}
-        self._lengths: dict[int, int] = {}
+        self._special: dict[int, bool] = {}
 
     def of(self, token: int) -> str:
         """Return the text of a token, also of a special one."""
@@ -55,11 +57,15 @@ class TokenTexts:
             self._texts[token] = self._codec.decode([token])
         return self._texts[token]
 
-    def echoed_length(self, token: int) -> int:
-        """Return the number of characters of a token in the text of an echoed prompt, which has no special tokens."""
-        if token not in self._lengths:
-            self._lengths[token] = len(self._codec.decode([token], skip_special_tokens=True))
-        return self._lengths[token]
+    def is_special(self, token: int) -> bool:
+        """Return True if a token has a text that is skipped with the special tokens."""
+        if token not in self._special:
+            self._special[token] = bool(self.of(token)) and not self._codec.decode([token], skip_special_tokens=True)
+        return self._special[token]
+
+    def offsets(self, start: int, skip_special_tokens: bool) -> TextOffsets:
+        """Return the places of tokens in a text that begins at the character `start` of a response."""
+        return TextOffsets(self._codec, self, start, skip_special_tokens)
 
     def by_text(self, tokens: Iterable[int], values: Iterable[float]) -> dict[str, float]:
         """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest."""
@@ -67,6 +73,41 @@ class TokenTexts:
         for token, value in zip(tokens, values, strict=True):
             found.setdefault(self.of(token), max(value, LEAST))
         return found
+
+
+class TextOffsets:
+    """Places of consecutive tokens in their text: a token in the middle of a character has the place of its character.
+
+    Texts of single tokens do not give them: a part of a character has a text of its own, and some tokenizers drop the
+    space before a token that comes first.
+    """
+
+    def __init__(self, codec: TextCodec, texts: TokenTexts, start: int, skip_special_tokens: bool) -> None:
+        self._codec = codec
+        self._texts = texts
+        self._skips = skip_special_tokens
+        self._offset = start
+        self._decoder = self._new_decoder()
+        self._held: list[int] = []
+        """Tokens since the last complete character."""
+
+    def next(self, token: int) -> int:
+        """Return the number of characters before the next token."""
+        offset = self._offset
+        if self._skips and self._texts.is_special(token):
+            return offset
+        self._held.append(token)
+        if new := len(self._decoder.step(token, last=False)):
+            self._held.clear()
+        elif len(self._held) > MOST_HELD:
+            new = len(self._codec.decode(self._held, self._skips))
+            self._decoder = self._new_decoder()
+            self._held.clear()
+        self._offset += new
+        return offset
+
+    def _new_decoder(self) -> IncrementalDecoder:
+        return self._codec.decoder([], include_stop=False, skip_special_tokens=self._skips)
 
 
 class PromptNumbers:
@@ -81,14 +122,13 @@ class PromptNumbers:
 
     def lists(self) -> Iterator[CompletionLogprobs]:
         """Yield the lists of a completion's `logprobs`, slice by slice."""
-        offset = 0
+        offsets = self._texts.offsets(0, skip_special_tokens=True)
         for positions in self._slices():
             part = CompletionLogprobs()
             for position in positions:
                 token = self._prompt[position]
                 part.tokens.append(self._texts.of(token))
-                part.text_offset.append(offset)
-                offset += self._texts.echoed_length(token)
+                part.text_offset.append(offsets.next(token))
                 if position == 0:
                     part.token_logprobs.append(None)
                     part.top_logprobs.append(None)
@@ -96,11 +136,6 @@ class PromptNumbers:
                 part.token_logprobs.append(max(self._found.logprob[position - 1], LEAST))
                 part.top_logprobs.append(self._texts.by_text(*self._likely(position)))
             yield part
-
-    @property
-    def num_characters(self) -> int:
-        """Number of characters of the echoed prompt: the offset of the first generated token."""
-        return sum(map(self._texts.echoed_length, self._prompt))
 
     def entries(self) -> Iterator[list[Entry | None]]:
         """Yield the entries of vLLM's `prompt_logprobs`, slice by slice: the prompt's token, then the likely ones."""

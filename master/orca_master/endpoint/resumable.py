@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user"}
 """Fields of bodies that no response needs once the prompts are token ids."""
+MAX_PROMPT_LOGPROBS = 2**14
+"""Most log probabilities of a request's prompts, about 150 KB of the journal: a few requests with as many as a response
+can have would fill it, and it would be off for all."""
 MAX_RESUMES = 3
 """Maximum continuations of a request without a token, by masters that were then killed."""
 
@@ -50,11 +53,13 @@ class ResumableRequests:
     def accept(
         self, route: str, body: GenerationRequest, generation: Generation, owner: str
     ) -> ResumableRequest | None:
-        """Return the recorder of a new request, None while the journal is off.
+        """Return the recorder of a new request; None while the journal is off, or for too many log probabilities.
 
         The request is remembered as soon as the engine accepts it.
         """
-        if not self._journal.is_on:
+        count = body.num_prompt_logprobs
+        num_logprobs = 0 if count is None else generation.prompt_tokens * (1 + count)
+        if not self._journal.is_on or num_logprobs > MAX_PROMPT_LOGPROBS:
             return None
         submission = generation.choices[0].submission
         return ResumableRequest(
