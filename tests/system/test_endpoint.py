@@ -110,7 +110,7 @@ def test_models_probes_and_metrics(client, served):
 @pytest.mark.parametrize(
     ("change", "status", "field", "words"),
     [
-        ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 0}, 400, "max_tokens", "0 is only allowed with echo: true: send at least 1"),
         ({"max_tokens": "many"}, 400, "max_tokens", "integer"),
         ({"temperature": -0.1}, 400, "temperature", "greater than or equal to 0"),
         ({"top_p": 0}, 400, "top_p", "greater than 0"),

@@ -226,7 +226,7 @@ def test_the_best_of_several_choices_are_those_of_the_highest_mean_log_probabili
     [
         ("completions", {"suffix": "end"}, "suffix", "unknown or not supported"),
         ("completions", {"best_of": 1, "n": 2}, "best_of", "1 is below n, 2"),
-        ("completions", {"max_tokens": 0}, "max_tokens", "0 needs echo: true"),
+        ("completions", {"max_tokens": 0}, "max_tokens", "0 is only allowed with echo: true"),
         ("completions", {"stop": ["a", ""]}, "stop", "must not be empty"),
         ("completions", {"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
         ("completions", {"logit_bias": {"x": 1}}, "logit_bias", "pattern"),

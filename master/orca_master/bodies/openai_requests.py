@@ -200,7 +200,7 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _some_text(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 needs echo: true")
+            raise ValueError("max_tokens: 0 is only allowed with echo: true: send at least 1")
         return self
 
     @property
