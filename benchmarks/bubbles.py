@@ -25,6 +25,7 @@ from typing import Any
 from orca_bench.circumstances import circumstances, line
 from orca_bench.open_loop import measure
 from orca_bench.random_models import save_model
+from orca_bench.rounds import ratio
 from orca_bench.servers import serve, split, unwind_on_sigterm
 from orca_bench.timeline import stage_times
 from orca_bench.traces import TracedRequest, synthetic, with_arrivals
@@ -70,9 +71,7 @@ def main() -> None:
                 rates[partitions].append(rate)
         first = rates[arguments.partitions[0]]
         for partitions, values in rates.items():
-            ratios = sorted(value / other for value, other in zip(values, first, strict=True))
-            bounds = f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
-            print(f"{partitions} partitions: {statistics.median(values):.0f} tokens/s, {bounds}")
+            print(f"{partitions} partitions: {statistics.median(values):.0f} tokens/s, {ratio(values, first)}")
             iterations = sorted(lines[partitions], key=lambda one: int(one["sequence"]))
             for stage, spent in enumerate(stage_times([one["stages"] for one in iterations])):
                 total = spent.busy + spent.other_stage + spent.message

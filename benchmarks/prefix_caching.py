@@ -18,24 +18,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 from orca_bench.circumstances import circumstances, line
 from orca_bench.open_loop import measure
 from orca_bench.random_models import save_model
+from orca_bench.rounds import ratio
 from orca_bench.servers import serve, split, unwind_on_sigterm
-from orca_bench.traces import FIRST_TOKEN_ID, LAST_TOKEN_ID, TracedRequest
+from orca_bench.traces import TracedRequest, random_tokens
 
 POSITIONS = 4096
 OWN = 20
 """Tokens behind the common prefix in the measurement of first tokens."""
-
-
-def tokens(source: random.Random, count: int) -> list[int]:
-    """Return random token ids."""
-    return [source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(count)]
 
 
 def first_token(url: str, prompt: list[int]) -> float:
@@ -49,18 +44,12 @@ def first_token(url: str, prompt: list[int]) -> float:
 def trace(seed: int, count: int, prefix_length: int) -> list[TracedRequest]:
     """Return requests of three groups, each with a common prefix."""
     source = random.Random(f"shared {seed}")
-    prefixes = [tokens(source, prefix_length) for _ in range(3)]
+    prefixes = [random_tokens(source, prefix_length) for _ in range(3)]
     requests = []
     for number in range(count):
-        prompt = (*prefixes[number % 3], *tokens(source, source.randint(16, 128)))
+        prompt = (*prefixes[number % 3], *random_tokens(source, source.randint(16, 128)))
         requests.append(TracedRequest(0.0, prompt, len(prompt), source.randint(1, 64)))
     return requests
-
-
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> str:
-    """Return the median of the ratios, with the smallest and the largest."""
-    ratios = sorted(over / under for over, under in zip(numerators, denominators, strict=True))
-    return f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
 
 
 def main() -> None:
@@ -84,9 +73,11 @@ def main() -> None:
         firsts, laters, rates, plain = [], [], [], []
         for number in range(arguments.rounds):
             source = random.Random(f"prefix {number}")
-            prefix = tokens(source, arguments.prefix)
-            firsts.append(first_token(with_cache, prefix + tokens(source, OWN)))
-            laters.append(statistics.median(first_token(with_cache, prefix + tokens(source, OWN)) for _ in range(3)))
+            prefix = random_tokens(source, arguments.prefix)
+            firsts.append(first_token(with_cache, prefix + random_tokens(source, OWN)))
+            laters.append(
+                statistics.median(first_token(with_cache, prefix + random_tokens(source, OWN)) for _ in range(3))
+            )
             requests = trace(number, arguments.requests, arguments.prefix // 4)
             rates.append(measure(with_cache, model.name, requests)["output_throughput"])
             plain.append(measure(without, model.name, requests)["output_throughput"])

@@ -24,8 +24,9 @@ from pathlib import Path
 import httpx
 from orca_bench.circumstances import circumstances, line
 from orca_bench.random_models import save_model
+from orca_bench.rounds import ratio
 from orca_bench.servers import serve, split, unwind_on_sigterm
-from orca_bench.traces import FIRST_TOKEN_ID, LAST_TOKEN_ID
+from orca_bench.traces import random_tokens
 from prometheus_client.parser import text_string_to_metric_families
 
 PROMPT = 64
@@ -38,9 +39,9 @@ BIAS = 90.0
 async def tokens_per_second(url: str, model: str, batch: int, generated: int, kind: str, seed: int) -> float:
     """Return the generated tokens per second of `batch` requests at once, of `generated` tokens each."""
     source = random.Random(f"speculation {seed}")
-    prompts = [[source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(PROMPT)] for _ in range(batch)]
+    prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
     temperature, allowed = KINDS[kind]
-    bias = {str(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID)): BIAS for _ in range(allowed)}
+    bias = {str(token): BIAS for token in random_tokens(source, allowed)}
     body = {"model": model, "max_tokens": generated, "temperature": temperature, "ignore_eos": True, "logit_bias": bias}
     async with httpx.AsyncClient(timeout=600) as client:
         begin = time.perf_counter()
@@ -85,11 +86,10 @@ def main() -> None:
                         rate = asyncio.run(work)
                         rates[url] += [rate] if number else []  # the first round warms up
                 count, accepted = (after - first for after, first in zip(drafted(speculating), before, strict=True))
-                ratios = sorted(over / under for over, under in zip(*rates.values(), strict=True))
                 print(
                     f"batch {batch}, {kind}: {statistics.median(rates[speculating]):.1f} tokens/s, without drafts "
-                    f"{statistics.median(rates[plain]):.1f}: {statistics.median(ratios):.2f} x [{ratios[0]:.2f}, "
-                    f"{ratios[-1]:.2f}]; {accepted:.0f} of {count:.0f} drafted tokens accepted"
+                    f"{statistics.median(rates[plain]):.1f}: {ratio(rates[speculating], rates[plain])}; "
+                    f"{accepted:.0f} of {count:.0f} drafted tokens accepted"
                 )
 
 

@@ -36,6 +36,11 @@ class TracedRequest:
     output_length: int
 
 
+def random_tokens(source: random.Random, count: int) -> list[int]:
+    """Return `count` token ids for a prompt."""
+    return [source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(count)]
+
+
 def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 32)) -> list[TracedRequest]:
     """Return `count` requests without arrivals: `paper`, or `homogeneous` with `lengths` (input, output)."""
     source = random.Random(f"lengths {seed}")
@@ -44,7 +49,7 @@ def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 
         input_length, output_length = lengths
         if name == "paper":
             input_length, output_length = source.randint(*PAPER_INPUT), source.randint(*PAPER_OUTPUT)
-        prompt = tuple(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(input_length))
+        prompt = tuple(random_tokens(source, input_length))
         requests.append(TracedRequest(0.0, prompt, input_length, output_length))
     return requests
 
@@ -103,7 +108,7 @@ def _csv(path: Path, count: int, seed: int) -> list[TracedRequest]:
                 break
             named = {str(key).strip().lower(): value for key, value in row.items()}
             arrival, length = _seconds(_pick(named, ARRIVAL)), int(_pick(named, INPUT))
-            prompt = tuple(source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(length))
+            prompt = tuple(random_tokens(source, length))
             requests.append(TracedRequest(arrival, prompt, length, int(_pick(named, OUTPUT))))
     if not requests:
         raise ValueError("it has no rows")

@@ -72,8 +72,8 @@ class Scheduler(Part):
         None, description="Whether requests of the same API key share the K/V slots of a common prefix. Default: true."
     )
     speculative_tokens: Annotated[int, Field(ge=0, le=63)] | None = Field(
-        None, description="Maximum number of tokens that are drafted per request and iteration, as they followed the "
-        "same tokens earlier in prompt or answer (speculative decoding). 0: none. Default: 0."
+        None, description="Speculative decoding: maximum number of drafted tokens per request and iteration. Drafted "
+        "are the tokens that followed the same tokens earlier in prompt or answer. 0: none. Default: 0."
     )  # fmt: skip
 
 

@@ -10,9 +10,7 @@ from typing import Any, cast
 import openai
 import pytest
 from orca_master.endpoint.api_keys import digest
-from orca_master.endpoint.background import Acceptance
 from orca_master.endpoint.response_store import StoreLimits
-from orca_master.engine.messages import Output
 from orca_master.errors import QueueFullError
 from orca_master.scheduling.request import FinishReason
 from support.played_engine import PlayedEngine
@@ -276,25 +274,6 @@ def test_an_answer_that_has_no_room_fails(tmp_path, stream, num_bytes):
         assert "--max-stored-response-bytes" in failed.error.message
 
     play.run(scene)
-
-
-def test_an_acceptance_records_for_others():
-    calls: list[Any] = []
-
-    class Other:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *arguments: calls.append((name, *arguments))
-
-    acceptance = Acceptance([cast(Any, Other())])
-    output = Output("a", 1, None)
-    acceptance.note(0, output)
-    assert not acceptance.accepted.is_set()
-    acceptance.accept()
-    acceptance.flush()
-    acceptance.end("lost")
-    acceptance.interrupt()
-    assert acceptance.accepted.is_set()
-    assert calls == [("note", 0, output), ("accept",), ("flush",), ("end", "lost"), ("interrupt",)]
 
 
 def test_a_deadline_ends_a_response(play):

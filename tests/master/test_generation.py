@@ -156,6 +156,24 @@ def test_a_refusal_takes_all_choices_back(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("room", [5, 4])
+def test_an_event_is_set_when_the_engine_has_accepted_all_choices(tmp_path, room):
+    """Before any piece: nothing is generated here."""
+
+    async def run() -> None:
+        engine = Queue(room=room)
+        generator, generation = prepare(engine, tmp_path, 1, 5)
+        accepted = asyncio.Event()
+        reading = asyncio.create_task(anext(generator.pieces(generation, accepted=accepted)))
+        await until(lambda: accepted.is_set() or reading.done())
+        assert accepted.is_set() == (room == 5)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert not engine.receivers
+
+    asyncio.run(run())
+
+
 def test_behind_a_refused_first_choice_nothing_is_submitted(tmp_path):
     async def run() -> None:
         engine = Queue(room=0)

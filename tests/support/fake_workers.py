@@ -88,10 +88,9 @@ class FakeWorkers:
 
     def send(self, batch: Batch) -> int:
         self._sequence += 1
-        entries = [scheduled for scheduled in batch.requests for _ in range(1 + len(scheduled.draft))]
         of_prompts = [
             prompt_logprobs(entry, scheduled.prompt_positions)
-            for entry, scheduled in enumerate(entries)
+            for entry, scheduled in enumerate(batch.entries)
             if scheduled.prompt_positions
         ]
         self._queue.put_nowait((self._sequence, batch, of_prompts))

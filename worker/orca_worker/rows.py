@@ -118,52 +118,31 @@ class RowTable:
             slots=slots,
             block_table=of_blocks[0] if len(self._blocks) == 0 else self._block_table(longest, *of_blocks),
         )
-        prompt = None
-        if not iteration.prompt:
-            last = self._last(ragged, end - 1, context + num_tokens - 1, samples)
-        else:
-            counts = num_read(iteration, num_tokens, samples)
-            prompt = prompt_rows(iteration, counts, samples, self._device)
-            last = self._several_last(ragged, end, context + num_tokens, counts)
+        counts = num_read(iteration, num_tokens, samples)
         return IterationBatch(
             tokens=tokens,
             ragged=ragged,
-            last=last,
+            last=self._last(ragged, end, context + num_tokens, counts),
             sampling=sampling,
             rows=sampled,
             parameters=of_sampler,
-            prompt=prompt,
+            prompt=prompt_rows(iteration, counts, samples, self._device) if iteration.prompt else None,
         )
 
     def _last(
-        self, ragged: RaggedBatch, token: np.ndarray, position: np.ndarray, samples: np.ndarray
-    ) -> LastTokens | None:
-        """Return the requests' last tokens; `token`, `position` [R]: index and position of each, `samples` [R] bool."""
-        count = int(samples.sum())
-        if count in (0, len(ragged.positions)):
-            return None
-        return self._read(ragged, token[samples], np.flatnonzero(samples), np.arange(count + 1), position[samples])
-
-    def _several_last(
         self, ragged: RaggedBatch, end: np.ndarray, position: np.ndarray, counts: np.ndarray
     ) -> LastTokens | None:
         """Return the last `counts` [R] tokens of the requests; `end`, `position` [R]: those after their last token."""
-        if counts.sum() == len(ragged.positions):
+        if counts.sum() in (0, len(ragged.positions)):
             return None
         requests = np.flatnonzero(counts)
         start = np.concatenate(([0], counts[requests].cumsum()))
         token = np.arange(start[-1]) + np.repeat((end - counts)[requests] - start[:-1], counts[requests])
-        return self._read(ragged, token, requests, start, (position - counts)[requests])
-
-    def _read(
-        self, ragged: RaggedBatch, token: np.ndarray, requests: np.ndarray, start: np.ndarray, context: np.ndarray
-    ) -> LastTokens:
-        """Return tokens of `requests`; `start`: RaggedBatch.query_start, `context`: the first position of each."""
         tokens, of_requests = to_device(self._device, token, requests)
         last_ragged = replace(
             ragged,
             query_start=torch.from_numpy(start),
-            context_length=torch.from_numpy(context),
+            context_length=torch.from_numpy((position - counts)[requests]),
             block_table=ragged.block_table[of_requests],
         )
         return LastTokens(tokens, last_ragged)

@@ -64,7 +64,7 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="speculative decoding: draft up to N tokens per request and iteration, as they followed the same tokens "
+        help="speculative decoding: most drafted tokens per request and iteration, those that followed the same tokens "
         "earlier in prompt or answer; answers stay the same, and drafts that do not pay are not computed; 0: none (0)",
     )
     parser.add_argument(

@@ -13,13 +13,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from orca_master.endpoint.choice_run import Piece
-from orca_master.endpoint.delivery import groups_of
-from orca_master.endpoint.recorder import Recorder
+from orca_master.endpoint.delivery import first_of, groups_of
 from orca_master.endpoint.response_answer import FAILURES, ResponseAnswer, fault_of
 from orca_master.endpoint.response_objects import ResponseObject, failed_response, wire_event
 from orca_master.endpoint.response_output import Event
 from orca_master.endpoint.response_store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
-from orca_master.engine.messages import Output
 from orca_master.errors import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -28,40 +26,6 @@ NO_ROOM = (
     "the response has more bytes than the server stores of a background response (--max-stored-response-bytes): set "
     "max_output_tokens, or send the request without background"
 )
-
-
-class Acceptance:
-    """`Recorder` that sets `accepted` when the engine has accepted a generation; `others` record, too."""
-
-    def __init__(self, others: Sequence[Recorder]) -> None:
-        self.accepted = asyncio.Event()
-        self._others = others
-
-    def accept(self) -> None:
-        """See Recorder."""
-        self.accepted.set()
-        for other in self._others:
-            other.accept()
-
-    def note(self, choice: int, output: Output) -> None:
-        """See Recorder."""
-        for other in self._others:
-            other.note(choice, output)
-
-    def flush(self) -> None:
-        """See Recorder."""
-        for other in self._others:
-            other.flush()
-
-    def end(self, error: str) -> None:
-        """See Recorder."""
-        for other in self._others:
-            other.end(error)
-
-    def interrupt(self) -> None:
-        """See Recorder."""
-        for other in self._others:
-            other.interrupt()
 
 
 class BackgroundRun:
@@ -169,7 +133,7 @@ class BackgroundRuns:
     async def start(
         self, run: BackgroundRun, pieces: AsyncIterator[list[Piece]], accepted: asyncio.Event
     ) -> ResponseObject:
-        """Begin a response; return it when the engine has accepted it, which sets `accepted`.
+        """Begin a response; return it when the engine has accepted it, which sets `accepted` (`Generator.pieces`).
 
         Raises the refusal of the store or of the engine. A call that is cancelled leaves nothing behind.
         """
@@ -221,7 +185,7 @@ def _groups(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 async def _accepted(pieces: AsyncIterator[list[Piece]], accepted: asyncio.Event) -> asyncio.Task[list[Piece]]:
     """Return the task of the first pieces as soon as the engine has accepted the request; raise its refusal."""
-    first = asyncio.create_task(_first(pieces))
+    first = first_of(pieces)
     waiting = asyncio.create_task(accepted.wait())
     try:
         await asyncio.wait((first, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -234,10 +198,6 @@ async def _accepted(pieces: AsyncIterator[list[Piece]], accepted: asyncio.Event)
         raise
     finally:
         waiting.cancel()
-
-
-async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
-    return await anext(pieces)
 
 
 def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

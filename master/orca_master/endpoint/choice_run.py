@@ -179,7 +179,7 @@ class ChoiceRun:
         if output.token is not None:
             del self._prompts[choice.index]
             self._receive(choice, output._replace(prompt_logprobs=prompt.found))
-            # A client could not read them before: they do not count as unread.
+            # A client could not read them before: the limit of unread bytes rises by theirs.
             self._bytes_left += sum(_size("", held.logprobs) for _, held in prompt.held)
             for other, kept in prompt.held:
                 self._receive(other, kept)

@@ -39,7 +39,7 @@ async def deliver_stream(
 
     `keep_alive`: see EventStream. Raises what `pieces` raises before the stream starts.
     """
-    first = asyncio.create_task(_first(pieces))
+    first = first_of(pieces)
     try:
         if await _leaves_first(request, first, event_stream.COMMENT_SECONDS):
             first.cancel()
@@ -51,6 +51,15 @@ async def deliver_stream(
         first.cancel()
         raise
     return event_stream.EventStream(events(first), first, keep_alive)
+
+
+def first_of(pieces: AsyncIterator[list[Piece]]) -> asyncio.Task[list[Piece]]:
+    """Return a task that waits for the first pieces."""
+
+    async def wait() -> list[Piece]:
+        return await anext(pieces)
+
+    return asyncio.create_task(wait())
 
 
 @contextlib.asynccontextmanager
@@ -78,10 +87,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def _first(pieces: AsyncIterator[list[Piece]]) -> list[Piece]:
-    return await anext(pieces)
 
 
 async def _leaves_first(request: Request, task: asyncio.Task[Any], timeout: float | None = None) -> bool:

@@ -198,11 +198,15 @@ class Generator:
         return Generation(request_id, created, shared, choices, body.n, max_tokens, deadline)
 
     async def pieces(
-        self, generation: Generation, recorder: Recorder | None = None, choices: Sequence[Choice] | None = None
+        self,
+        generation: Generation,
+        recorder: Recorder | None = None,
+        choices: Sequence[Choice] | None = None,
+        accepted: asyncio.Event | None = None,
     ) -> AsyncIterator[list[Piece]]:
         """Yield the pieces of all choices in order of arrival; closing the iterator cancels unfinished choices.
 
-        `choices`: those that are not complete yet, None for all.
+        `choices`: those that are not complete yet, None for all. `accepted` is set when the engine has accepted them.
 
         Raises the engine's errors, and RequestTimeoutError at the deadline or when more than `max_unread_bytes` of
         pieces are unread; the choices are then cancelled.
@@ -224,6 +228,8 @@ class Generator:
                     await run.submit(choices)
             except TimeoutError as timeout:
                 raise late from timeout
+            if accepted is not None:
+                accepted.set()
             if deadline is not None:
                 timer = loop.call_at(deadline, run.fail, late)
             while left:

@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.response_items import InputItem
 from orca_master.bodies.response_requests import ResponseRequest
-from orca_master.endpoint.background import Acceptance, BackgroundRun
+from orca_master.endpoint.background import BackgroundRun
 from orca_master.endpoint.background_stream import stored_stream
 from orca_master.endpoint.chat import chat_generation, token_logprob
 from orca_master.endpoint.choice_run import Piece
@@ -81,7 +81,6 @@ async def _background(
 ) -> Response:
     """Begin a response that runs without its client; return the queued response, or the stream of its events."""
     owner = owner_of(request)
-    acceptance = Acceptance([] if recorder is None else [recorder])
     run = BackgroundRun(
         endpoint.responses,
         owner,
@@ -90,8 +89,9 @@ async def _background(
         lambda response: record(response, body.items),
         body.stream,
     )
-    pieces = endpoint.generator.pieces(generation, acceptance)
-    queued = await unless_gone(request, endpoint.background.start(run, pieces, acceptance.accepted))
+    accepted = asyncio.Event()
+    pieces = endpoint.generator.pieces(generation, recorder, accepted=accepted)
+    queued = await unless_gone(request, endpoint.background.start(run, pieces, accepted))
     if queued is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if body.stream:

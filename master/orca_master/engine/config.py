@@ -100,5 +100,6 @@ class EngineConfig:
 
     def for_scheduler(self, n_workers: int) -> SchedulerConfig:
         """Return the options of the scheduler; `n_workers` is the number of partitions."""
-        limits = self.max_batch_size, n_workers, self.token_budget, self.balanced
-        return SchedulerConfig(*limits, self.speculative_tokens)
+        return SchedulerConfig(
+            self.max_batch_size, n_workers, self.token_budget, self.balanced, self.speculative_tokens
+        )

@@ -38,6 +38,7 @@ class ExpectedWait:
         self._scheduler = scheduler
         self._costs = TokenCosts()
         self.row_cost = RowCost()
+        """For drafts (scheduling/speculation.py), measured by the same iterations."""
         self._lengths = AnswerLengths()
         self._sent: dict[str, _Sent] = {}
 

@@ -29,9 +29,9 @@ SUSPENDED_SECONDS = 1.0
 
 def kind_of(batch: Batch) -> tuple[int, int]:
     """Return the magnitude of an iteration: bits of its number of tokens, and of the pairs in its attention."""
-    counts = [entry.num_tokens + len(entry.draft) for entry in batch.requests]
-    pairs = sum(count * (entry.context_length + count) for count, entry in zip(counts, batch.requests, strict=True))
-    return sum(counts).bit_length(), pairs.bit_length()
+    num_tokens = sum(entry.num_inputs for entry in batch.requests)
+    pairs = sum(entry.num_inputs * (entry.context_length + entry.num_inputs) for entry in batch.requests)
+    return num_tokens.bit_length(), pairs.bit_length()
 
 
 class IterationWatch:

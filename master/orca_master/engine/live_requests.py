@@ -147,7 +147,7 @@ class LiveRequests:
     def _commit_prompts(self, batch: Batch, result: pb.IterationResult) -> dict[str, pb.PromptLogprobs]:
         """Count the log probabilities of prompts that a result has; return them by request, without stale ones."""
         of_prompts = {}
-        entries = [scheduled for scheduled in batch.requests for _ in range(1 + len(scheduled.draft))]
+        entries = batch.entries
         for entry in result.prompt:
             scheduled = entries[entry.index]
             if scheduled.is_stale:

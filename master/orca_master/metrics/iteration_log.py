@@ -68,7 +68,7 @@ class IterationLog:
         line = {
             "pipeline": pipeline,
             "sequence": timing.sequence,
-            "num_tokens": [scheduled.num_tokens + len(scheduled.draft) for scheduled in batch.requests],
+            "num_tokens": [scheduled.num_inputs for scheduled in batch.requests],
             "context_length": [scheduled.context_length for scheduled in batch.requests],
             "stages": [stages[partition] for partition in range(self._num_partitions)],
         }

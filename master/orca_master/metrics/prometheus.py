@@ -150,7 +150,7 @@ class Metrics:
         """See EngineObserver."""
         self._stages.on_dispatch(sequence, batch)
         self._batch_size.observe(len(batch.requests))
-        self._batch_tokens.observe(sum(entry.num_tokens + len(entry.draft) for entry in batch.requests))
+        self._batch_tokens.observe(sum(scheduled.num_inputs for scheduled in batch.requests))
         self._queries.inc(batch.cache_use.num_queried)
         self._hits.inc(batch.cache_use.num_hits)
         self._evictions.inc(batch.cache_use.num_evictions)

@@ -21,6 +21,11 @@ class Selection:
     num_shared_blocks: int = 0
     draft: tuple[int, ...] = ()
 
+    @property
+    def num_inputs(self) -> int:
+        """Number of tokens to compute, drafted ones included."""
+        return self.num_tokens + len(self.draft)
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -48,6 +53,11 @@ class ScheduledRequest:
     admitted: bool
     samples: bool
     draft: tuple[int, ...] = ()
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of input tokens, drafted ones included."""
+        return self.num_tokens + len(self.draft)
 
     @property
     def num_sampled(self) -> int:
@@ -85,6 +95,11 @@ class Batch:
     cache_use: CacheUse = field(default_factory=CacheUse)
     is_full: bool = False
     """See Proposal."""
+
+    @property
+    def entries(self) -> list[ScheduledRequest]:
+        """The request of each entry of the Iteration: of one with drafted tokens, an entry for each of these, too."""
+        return [scheduled for scheduled in self.requests for _ in range(1 + len(scheduled.draft))]
 
     @property
     def masked(self) -> tuple[ScheduledRequest, ...]:

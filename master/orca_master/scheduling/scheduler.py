@@ -195,11 +195,10 @@ class Scheduler:
                 bisect.insort(state.admitted, request, key=self.pool.order)
                 self._pipeline_of[request.request_id] = pipeline
             else:
-                num_tokens = selection.num_tokens + len(selection.draft)
-                new_blocks = state.ledger.grow(request, request.num_scheduled + num_tokens)
+                new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_inputs)
             context_length = request.num_scheduled
             request.state = RequestState.RUNNING
-            request.num_tokens_in_flight += selection.num_tokens + len(selection.draft)
+            request.num_tokens_in_flight += selection.num_inputs
             state.ledger.note_contents(request, min(request.num_scheduled, request.num_tokens))
             scheduled.append(
                 ScheduledRequest(
@@ -234,12 +233,12 @@ class Scheduler:
         progressed, end = [], 0
         for scheduled in batch.requests:
             start, end = end, end + scheduled.num_sampled
-            request, draft = scheduled.request, scheduled.draft
+            request = scheduled.request
             if request.incarnation != scheduled.incarnation:
                 continue
-            accepted = num_accepted(draft, tokens[start:end])
+            accepted = num_accepted(scheduled.draft, tokens[start:end])
             request.num_computed += scheduled.num_tokens + accepted
-            request.num_tokens_in_flight -= scheduled.num_tokens + len(draft)
+            request.num_tokens_in_flight -= scheduled.num_inputs
             request.state = RequestState.RUNNING if request.num_tokens_in_flight else RequestState.INCREMENT
             for index in range(start, start + accepted + 1 if scheduled.samples else start):
                 request.append(tokens[index])

@@ -59,7 +59,7 @@ def with_drafts(batch: Sequence[Selection], room: Room, most: int, row_cost: flo
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
         drafted: tuple[int, ...] = ()
-        if request.is_answering and request.num_unscheduled == 1:
+        if request.is_answering:
             drafted = room.hold_draft(request, draft(request, min(most, left), rows, row_cost))
         num_rows += len(drafted)
         selections.append(replace(selection, draft=drafted) if drafted else selection)
