@@ -26,8 +26,9 @@ import torch
 from orca_bench import estimates
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.cpu.kernels import CpuKernels, PackedLinear, packs
+from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
+from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cuda.modules import resident_blocks
 from orca_kernels.cuda.work import Shape, splits_of, tiles_of
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, Kernels, LinearMap, Pools, RaggedBatch

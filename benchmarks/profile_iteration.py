@@ -22,7 +22,8 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
-from orca_kernels.cpu.kernels import CpuAttention, CpuKernels, PackedLinear, PanelLinear
+from orca_kernels.cpu.kernels import CpuAttention, CpuKernels, PanelLinear
+from orca_kernels.cpu.packed_linear import PackedLinear
 from orca_protos import engine_pb2 as pb
 from orca_worker import stage as stage_module
 from orca_worker.decode_graphs import DecodeGraphs

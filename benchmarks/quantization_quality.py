@@ -40,8 +40,7 @@ def load(model: Path, quantization: Quantization, kv_cache_dtype: KvCacheDtype, 
         workers_on_host=1, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     loaded = load_partition(request, 0, lambda _: None)
-    shape = (loaded.config.num_kv_heads, loaded.config.head_dim)
-    pools = KvPools(loaded.model.attentions(), shape, loaded.dtype, loaded.device, kv_cache_dtype)
+    pools = KvPools(loaded.model.attentions(), loaded.dtype, loaded.device)
     pools.allocate(-(-length // BLOCK_SIZE))
     return loaded
 

@@ -3,10 +3,11 @@
 Linear maps and attentions are prepared once, when a model is built; the other operations are methods.
 Implementations take and return torch tensors on one device. Shapes: S = tokens of the iteration (the paper's ΣL),
 R = requests, D = head dimension, N = query heads, G = key/value heads (N is a multiple of G), B = blocks of the pool,
-16 slots each. A head's block is contiguous, keys as [B, G, D, 16] and values as [B, G, 16, D]: the scores of 16 slots
-are one vector, and so are 16 elements of a value. Within a head's block an implementation may choose the order of the
-elements, because only the `Attention` that stores them reads them. Tensors of heads [S, heads, D] may be views of wider
-rows: only their last two dimensions are dense.
+16 slots each. The layout of the pools is the implementation's (`Attention.new_pools`): only the `Attention` that
+stores keys and values reads them. In ORCA's own (`block_pools`) a head's block is contiguous, keys as [B, G, D, 16] and
+values as [B, G, 16, D]: the scores of 16 slots are one vector, and so are 16 elements of a value; the order of the
+elements within a head's block may be another one. Tensors of heads [S, heads, D] may be views of wider rows: only their
+last two dimensions are dense.
 """
 
 from __future__ import annotations
@@ -72,8 +73,17 @@ class Int8Pools(NamedTuple):
         return cls(keys, values, scales, torch.zeros_like(scales))
 
 
-AnyPools = Pools | Int8Pools
-"""An `Attention` takes those of its form: Int8Pools if its `kv_cache_dtype` is "int8"."""
+class PagePools(NamedTuple):
+    """K/V blocks of one layer in the layout of a paged cache of FlashAttention: a page is a block."""
+
+    keys: torch.Tensor
+    """[B, 16, G, D]."""
+    values: torch.Tensor
+    """[B, 16, G, D]."""
+
+
+AnyPools = Pools | Int8Pools | PagePools
+"""An `Attention` takes those that its `new_pools` returns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -127,8 +137,23 @@ class AttentionForm:
         return {field.name for field in fields(self) if field.default is None and getattr(self, field.name) is not None}
 
 
+def block_pools(
+    form: AttentionForm, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device
+) -> Pools | Int8Pools:
+    """Return zeroed pools in ORCA's own layout: see `Attention.new_pools`."""
+    if form.kv_cache_dtype == "int8":
+        return Int8Pools.zeros(num_blocks, num_kv_heads, form.head_dim, device)
+    return Pools.zeros(num_blocks, num_kv_heads, form.head_dim, dtype, device)
+
+
 class Attention(Protocol):
     """Causal attention of one form over K/V pools."""
+
+    def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
+        """Return zeroed pools in the layout of this attention, for queries, keys and values of `dtype`.
+
+        The first dimension of each tensor is the blocks.
+        """
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """Write key and value [S, G, D] to `slots` [S] of the pools."""

@@ -8,7 +8,15 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from torch.nn import functional
 
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, LinearMap, RaggedBatch
+from orca_kernels.interface import (
+    AnyPools,
+    Attention,
+    AttentionForm,
+    Int8Pools,
+    LinearMap,
+    RaggedBatch,
+    block_pools,
+)
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
 from orca_kernels.quantization import W8A8, QuantizedWeight
 
@@ -60,6 +68,10 @@ class ReferenceAttention:
 
     def __init__(self, form: AttentionForm) -> None:
         self._form = form
+
+    def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
+        """See Attention.new_pools."""
+        return block_pools(self._form, num_blocks, num_kv_heads, dtype, device)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""

@@ -81,6 +81,9 @@ class _Attention:
         self._device = device
         self._there = there
 
+    def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
+        return self._there.new_pools(num_blocks, num_kv_heads, dtype, device)
+
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         moved = self._device.moved
         there = type(pools)(*map(moved, pools))

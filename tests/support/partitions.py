@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.model_choices import KvCacheDtype, Quantization
-from orca_kernels.interface import AnyPools, Int8Pools, Kernels, Pools
+from orca_kernels.interface import AnyPools, Kernels
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 from orca_worker.checkpoint import Checkpoint
@@ -21,6 +21,11 @@ from orca_worker.rows import RowTable
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 CPU = torch.device("cpu")
+
+
+def unwritten(pools: AnyPools) -> AnyPools:
+    """Return the pools with NaN, which reveals reads of slots that were not written; integers stay."""
+    return type(pools)(*(pool.fill_(float("nan")) if pool.is_floating_point() else pool for pool in pools))
 
 
 class ThreadGroup(TensorParallelGroup):
@@ -83,16 +88,8 @@ class PartitionedModel:
         )
         partition = build(self.config, checkpoint, spec)
         for attention in partition.attentions():
-            attention.allocate(self._unwritten(num_blocks, attention.num_kv_heads, attention.head_dim, dtype))
+            attention.allocate(unwritten(attention.new_pools(num_blocks, dtype, CPU)))
         return partition
-
-    def _unwritten(self, num_blocks, num_kv_heads, head_dim, dtype) -> AnyPools:
-        """Return pools whose NaN reveals reads of slots that were not written."""
-        if self._kv_cache_dtype == "int8":
-            keys, values, *scales = Int8Pools.zeros(num_blocks, num_kv_heads, head_dim, CPU)
-            return Int8Pools(keys, values, *(scale.fill_(float("nan")) for scale in scales))
-        pools = Pools.zeros(num_blocks, num_kv_heads, head_dim, dtype, CPU)
-        return Pools(*(pool.fill_(float("nan")) for pool in pools))
 
     def take_block(self) -> int:
         """Return a free block and remove it from `free_blocks`."""

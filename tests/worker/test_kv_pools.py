@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from orca_kernels.interface import Int8Pools, Pools
+from orca_kernels.interface import AttentionForm, Int8Pools, Pools
+from orca_kernels.reference import ReferenceAttention
 from orca_worker.kv_pools import KvPools
 from orca_worker.layers import PagedAttention
 
@@ -15,8 +14,9 @@ LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 64
 
 
 def made(dtype: torch.dtype, kv_cache_dtype: str) -> tuple[KvPools, list[PagedAttention]]:
-    attentions = [PagedAttention(KV_HEADS, HEAD_DIM, SimpleNamespace()) for _ in range(LAYERS)]
-    return KvPools(attentions, (KV_HEADS, HEAD_DIM), dtype, CPU, kv_cache_dtype), attentions
+    form = AttentionForm(HEAD_DIM, 0.1, kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype)
+    attentions = [PagedAttention(KV_HEADS, HEAD_DIM, ReferenceAttention(form)) for _ in range(LAYERS)]
+    return KvPools(attentions, dtype, CPU), attentions
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,10 @@ class PagedAttention:
         """True if the attention is plain torch, which reads lengths on the host."""
         return isinstance(self._attention, ReferenceAttention)
 
+    def new_pools(self, num_blocks: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
+        """Return zeroed pools in the layout of the attention, for activations of `dtype`."""
+        return self._attention.new_pools(num_blocks, self.num_kv_heads, dtype, device)
+
     def allocate(self, pools: AnyPools) -> None:
         """Set the layer's pools."""
         self.pools = pools

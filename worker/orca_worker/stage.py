@@ -22,7 +22,6 @@ from orca_worker.device_copies import HostCopies
 from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import check_conditions, self_test_partition
 from orca_worker.kv_pools import KvPools
-from orca_worker.load_request import kv_cache_dtype
 from orca_worker.loaded_partition import load_partition
 from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.prompt_logprobs import start_prompt_logprobs
@@ -46,9 +45,7 @@ class Stage:
         self._first = request.partition == 0
         self._last = request.partition == request.pipeline_parallel_size - 1
         self._reset_rows()
-        kv_heads = self._group.kv_heads(self._config.num_kv_heads)
-        shape = (kv_heads.stop - kv_heads.start, self._config.head_dim)
-        self._pools = KvPools(self._model.attentions(), shape, self._dtype, self._device, kv_cache_dtype(request))
+        self._pools = KvPools(self._model.attentions(), self._dtype, self._device)
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
         self._host_copies = HostCopies(self._device)
         self._decode_graphs: DecodeGraphs | None = None

@@ -6,7 +6,6 @@ not a multiple of 16); oneDNN computes the matrix products on x86-64 without AVX
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ import torch
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
 from orca_kernels.quantization import BITS, W8A8, WEIGHT_ONLY, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
@@ -105,32 +105,6 @@ class PanelLinear:
         return y
 
 
-class PackedLinear:
-    """A `LinearMap` whose weight is reordered once for oneDNN; the original is released.
-
-    The operators are internal to torch (its compiler emits them): tests/kernels checks them, and `ReferenceLinear`
-    replaces them if torch lacks them.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
-        self._pointwise: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
-        self._binary: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.binary
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._pointwise(x, self._weight, self._bias, "none", [], "")
-
-    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._pointwise(x, self._weight, self._bias, "gelu", [], "tanh")
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._binary(x, residual, self._weight, self._bias, "add")
-
-
 class CpuAttention:
     """Implements `orca_kernels.interface.Attention` over cpu/attention.h, in the layout of cpu/rows.h."""
 
@@ -139,6 +113,10 @@ class CpuAttention:
         self._store = store
         self._attend = attend
         self._form = form
+
+    def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
+        """See Attention.new_pools."""
+        return block_pools(self._form, num_blocks, num_kv_heads, dtype, device)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
@@ -287,11 +265,3 @@ def _row_bytes(quantization: str, inputs: int) -> int:
     if quantization == "int8":
         return inputs
     return -(-inputs * BITS[quantization] // (8 * WORD_BYTES)) * WORD_BYTES
-
-
-def packs(dtype: torch.dtype) -> bool:
-    """Return True if torch has the packed product and supports the element type on this processor."""
-    operators = torch.ops.mkldnn
-    if not hasattr(operators, "_linear_pointwise"):
-        return False
-    return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())

@@ -22,7 +22,7 @@ from orca_kernels.cuda.modules import (
 )
 from orca_kernels.cuda.sampling import CudaSampling
 from orca_kernels.cuda.work import Shape, WorkLists
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch
+from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 
 ATTENTION_OPTIONS = frozenset({"window"})
@@ -58,6 +58,7 @@ class CudaAttention:
         """`work_lists`: shared by all layers."""
         self._launcher = launcher
         self._work_lists = work_lists
+        self._form = form
         self._tile_rows = rows_of_tile(source, form.head_dim)
         self._window = form.window or 0
         self._resident = resident_blocks(form.head_dim)
@@ -68,6 +69,10 @@ class CudaAttention:
             self._store = Kernel(source, "orca_store", dtype, form.head_dim)
         else:
             self._store = Kernel(ROWS, "orca_store", dtype)
+
+    def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
+        """See Attention.new_pools."""
+        return block_pools(self._form, num_blocks, num_kv_heads, dtype, device)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
