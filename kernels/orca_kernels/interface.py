@@ -165,6 +165,10 @@ class Attention(Protocol):
         """
 
 
+class AttentionBackendError(Exception):
+    """A GPU or a model cannot have the attention that a server demands; the message says why, in one line."""
+
+
 class Kernels(Protocol):
     """One implementation of every operation."""
 

@@ -18,6 +18,9 @@ KvCacheDtype = Literal["auto", "int8"]
 Backend = Literal["gloo", "nccl"]
 """Backend of the data plane: gloo on CPUs, nccl on GPUs."""
 
+AttentionBackend = Literal["auto", "orca", "torch"]
+"""Attention of the workers' GPUs: ORCA's own kernels, torch's library, or (auto) what suits the GPU."""
+
 
 def backend_of(device: str) -> Backend:
     """Return the data plane's backend for workers on a device, cpu or cuda."""
@@ -36,3 +39,10 @@ def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, backend: Backend) -> str:
     if kv_cache_dtype == "auto" or backend == "gloo":
         return ""
     return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"
+
+
+def attention_refusal(attention_backend: AttentionBackend, backend: Backend) -> str:
+    """Return why a backend's workers refuse a choice of attention; "" if they do not."""
+    if attention_backend == "auto" or backend == "nccl":
+        return ""
+    return f"{attention_backend}: only GPUs have a choice, use auto or a GPU"

@@ -11,6 +11,7 @@ import math
 import torch
 
 from orca_kernels.cuda.arguments import integers
+from orca_kernels.cuda.attention_library import AttentionLibrary
 from orca_kernels.cuda.modules import (
     ROWS,
     TENSOR_CORES,
@@ -105,11 +106,13 @@ class CudaAttention:
 class CudaKernels(ReferenceKernels):
     """Implements `orca_kernels.interface.Kernels`."""
 
-    def __init__(self, launcher: Launcher, name: str = "CUDA") -> None:
-        self.name = name
+    def __init__(self, launcher: Launcher, name: str = "CUDA", library: AttentionLibrary | None = None) -> None:
+        """`library`: computes the attention of the layers for which it has one."""
+        self.name = self._own_name = name
         self.sampling = CudaSampling(launcher)
         """Sampling of tokens, which is no operation of a layer."""
         self._launcher = launcher
+        self._library = library
         self._work_lists = WorkLists(launcher)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
@@ -147,7 +150,10 @@ class CudaKernels(ReferenceKernels):
         return x
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
-        """See Kernels.attention."""
+        """See Kernels.attention. Raises AttentionBackendError if the library is demanded and lacks the form."""
+        if self._library is not None and (attention := self._library.attention(form, dtype)) is not None:
+            self.name = f"{self._own_name}, attention by torch"
+            return attention
         source = attention_source(dtype, form.head_dim)
         if source is None or not form.options() <= ATTENTION_OPTIONS:
             return super().attention(form, dtype)

@@ -1,0 +1,185 @@
+"""Which attention a GPU's layers have: by choice, GPU, form and self-test, and what is said about it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from orca_kernels.cuda import attention_library, modules
+from orca_kernels.cuda.attention_library import AttentionChoice, PreferredLibrary, TorchLibrary
+from orca_kernels.cuda.kernels import CudaAttention, CudaKernels
+from orca_kernels.cuda.torch_attention import TorchAttention
+from orca_kernels.fallback import Operations
+from orca_kernels.interface import AttentionBackendError, AttentionForm
+from orca_kernels.reference import ReferenceAttention, ReferenceKernels
+from orca_kernels.select import kernels_for
+from support.paged_varlen import fake_flash_attention
+from torch.nn.attention.varlen import varlen_attn_out
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+FORM, WINDOW, SOFTCAP = AttentionForm(64, 0.125), AttentionForm(64, 0.125, 40), AttentionForm(64, 0.125, softcap=50.0)
+CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+
+
+def choice(backend: str) -> AttentionChoice:
+    return AttentionChoice(backend, 4, 2)
+
+
+class Loader:
+    """Returns torch's function, or raises the error of a machine without FlashAttention-3; counts the loads."""
+
+    def __init__(self, error: str = "") -> None:
+        self.loads = 0
+        self._error = error
+
+    def __call__(self):
+        self.loads += 1
+        if self._error:
+            raise AttentionBackendError(self._error)
+        return varlen_attn_out
+
+
+def wrong(out, *_, **__) -> None:
+    out.zero_()
+
+
+def refusing(*_, **__) -> None:
+    raise RuntimeError("no kernel image is available\nfor execution on the device")
+
+
+@pytest.mark.parametrize(("backend", "capability"), list(itertools.product(("auto", "orca", "torch"), CAPABILITIES)))
+def test_the_library_of_a_gpu(backend, capability):
+    """By default only on the GPUs for which it is made."""
+    if backend == "torch" and capability != (9, 0):
+        words = "FlashAttention-3 needs compute capability 9.0, this GPU has " + ".".join(map(str, capability))
+        with pytest.raises(AttentionBackendError, match=f"^{words}$"):
+            attention_library.attention_library(choice(backend), capability, GPU)
+        return
+    library = attention_library.attention_library(choice(backend), capability, GPU)
+    wanted = {"auto": PreferredLibrary, "orca": type(None), "torch": TorchLibrary}[backend]
+    assert type(library) is (wanted if capability == (9, 0) else type(None))
+
+
+def test_each_form_is_tested_once():
+    load = Loader()
+    library = TorchLibrary(choice("torch"), CPU, load)
+    with fake_flash_attention() as calls:
+        for _ in range(3):
+            for form in (FORM, WINDOW):
+                assert isinstance(library.attention(form, torch.bfloat16), TorchAttention)
+    assert load.loads == 2
+    assert [call["window"] for call in calls] == [(-1, 0)] * 2 + [(39, 0)] * 2
+    assert {call["max_q"] for call in calls} == {33}
+
+
+def test_a_form_that_the_library_lacks_is_refused_before_it_is_loaded():
+    load = Loader()
+    for form, dtype in ((SOFTCAP, torch.bfloat16), (FORM, torch.float32)):
+        with pytest.raises(AttentionBackendError):
+            TorchLibrary(choice("torch"), CPU, load).attention(form, dtype)
+    assert load.loads == 0
+
+
+@pytest.mark.parametrize(
+    ("varlen", "words"),
+    [
+        (wrong, r"results differ from those of the reference by \d\.\de[+-]\d\d"),
+        (refusing, "RuntimeError: no kernel image is available"),
+    ],
+)
+def test_a_self_test_that_fails(varlen, words, monkeypatch):
+    """It is not repeated for the next layer, and torch's other functions get their own attention back."""
+    released, loads = [], []
+    monkeypatch.setattr(attention_library, "unload_varlen", lambda: released.append(True))
+    library = TorchLibrary(choice("torch"), CPU, lambda: loads.append(True) or varlen)
+    for _ in range(3):
+        with pytest.raises(AttentionBackendError, match=f"^the self-test of torch's attention failed: {words}$"):
+            library.attention(FORM, torch.bfloat16)
+    assert len(loads) == len(released) == 1
+
+
+def kernels(load, preferred=True) -> CudaKernels:
+    library = TorchLibrary(choice("auto"), CPU, load)
+    return CudaKernels(SimpleNamespace(), "CUDA sm_90", PreferredLibrary(library) if preferred else library)
+
+
+def test_the_name_says_who_computes_attention():
+    made = kernels(Loader())
+    assert made.name == "CUDA sm_90"
+    with fake_flash_attention():
+        assert isinstance(made.attention(FORM, torch.bfloat16), TorchAttention)
+    assert made.name == "CUDA sm_90, attention by torch"
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (Loader("FlashAttention-3 cannot be activated: no module"), "FlashAttention-3 cannot be activated: no module"),
+        (lambda: refusing, "the self-test of torch's attention failed: RuntimeError: no kernel image is available"),
+    ],
+    ids=["not installed", "fails"],
+)
+def test_by_default_orcas_kernels_take_over_with_one_line(load, reason, caplog):
+    made = kernels(load)
+    operations = Operations(made)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            for form in (FORM, WINDOW):
+                assert isinstance(operations.attention(form, torch.bfloat16), CudaAttention)
+    assert caplog.messages == [f"attention by ORCA's kernels, not by torch's library: {reason}"]
+    assert made.name == "CUDA sm_90"
+    assert not operations.missing
+
+
+def test_a_form_of_neither_is_the_references(caplog):
+    operations = Operations(kernels(Loader()))
+    assert isinstance(operations.attention(SOFTCAP, torch.bfloat16), ReferenceAttention)
+    assert operations.missing == {"attention with head_dim 64 softcap"}
+    assert caplog.messages == ["attention by ORCA's kernels, not by torch's library: torch's varlen_attn lacks softcap"]
+
+
+def test_float32_is_computed_by_orcas_kernels():
+    assert isinstance(kernels(Loader()).attention(FORM, torch.float32), CudaAttention)
+
+
+def test_a_demanded_library_refuses_what_it_lacks():
+    with pytest.raises(AttentionBackendError, match="lacks softcap"):
+        kernels(Loader(), preferred=False).attention(SOFTCAP, torch.bfloat16)
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(modules, "CupyLauncher", lambda: SimpleNamespace(launch=lambda *_: None))
+    monkeypatch.setattr(torch, "zeros", lambda shape, **_: torch.empty(shape))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "library"),
+    [(None, type(None)), ("orca", type(None)), ("auto", PreferredLibrary), ("torch", TorchLibrary)],
+)
+def test_the_kernels_of_a_hopper_gpu_have_the_chosen_library(wanted, library, hopper):
+    made = kernels_for(GPU, torch.bfloat16, wanted and choice(wanted))
+    assert isinstance(made, CudaKernels)
+    assert type(made._library) is library
+
+
+@pytest.mark.parametrize("backend", ["orca", "torch"])
+def test_what_is_demanded_is_not_replaced_by_plain_torch(backend, hopper, monkeypatch):
+    def launcher() -> object:
+        raise ImportError("No module named 'cupy'")
+
+    monkeypatch.setattr(modules, "CupyLauncher", launcher)
+    with pytest.raises(
+        AttentionBackendError, match=r"^no fused kernels on this GPU: ImportError: No module named 'cupy'$"
+    ):
+        kernels_for(GPU, torch.bfloat16, choice(backend))
+    assert type(kernels_for(GPU, torch.bfloat16, choice("auto"))) is ReferenceKernels
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(AttentionBackendError, match=r"^no fused kernels for a GPU older than Ampere$"):
+        kernels_for(GPU, torch.bfloat16, choice(backend))
+    assert type(kernels_for(GPU, torch.bfloat16, choice("auto"))) is ReferenceKernels

@@ -1,0 +1,82 @@
+"""The self-test of an attention: the reference passes, and each kind of error of an attention fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from orca_kernels.attention_self_test import SelfTestError, self_test_attention
+from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention
+from orca_kernels.interface import AttentionForm
+from orca_kernels.reference import ReferenceAttention
+from support.paged_varlen import fake_flash_attention
+from torch.nn.attention.varlen import varlen_attn_out
+
+CPU = torch.device("cpu")
+FORM = AttentionForm(64, 0.125)
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_reference_passes(window, dtype):
+    form = replace(FORM, window=window)
+    self_test_attention(ReferenceAttention(form), form, (4, 2), dtype, CPU)
+
+
+@pytest.mark.parametrize(("heads", "window"), [((4, 4), None), ((8, 1), 40)])
+def test_torch_passes(heads, window):
+    form = replace(FORM, window=window)
+    with fake_flash_attention() as calls:
+        self_test_attention(TorchAttention(varlen_attn_out, PagedBatches(), form), form, heads, torch.bfloat16, CPU)
+    assert len(calls) == 2, "with contexts on the host, and on the device"
+    assert calls[0]["max_q"] == 33
+
+
+class Wrong(ReferenceAttention):
+    """The reference with an error."""
+
+    def __init__(self, form: AttentionForm, error: str) -> None:
+        super().__init__(form)
+        self._error = error
+
+    def store(self, key, value, pools, slots):
+        if self._error == "stores a token elsewhere":
+            slots = slots.clone()
+            slots[3] += 1
+        super().store(key, value, pools, slots)
+
+    def __call__(self, query, pools, batch):
+        if self._error == "one slot too few":
+            batch = replace(batch, context_length=(batch.context_length - 1).clamp(min=0))
+        if self._error == "blocks in another order":
+            batch = replace(batch, block_table=batch.block_table.roll(1, 1))
+        output = super().__call__(query, pools, batch)
+        if self._error == "a row is not written":
+            output[21] = float("nan")
+        if self._error == "heads in another order":
+            output = output.flip(1)
+        return output
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "stores a token elsewhere",
+        "one slot too few",
+        "blocks in another order",
+        "a row is not written",
+        "heads in another order",
+    ],
+)
+def test_an_error_is_found(error):
+    with pytest.raises(SelfTestError, match=r"^results differ from those of the reference by "):
+        self_test_attention(Wrong(FORM, error), FORM, (4, 2), torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize("wrong", [39, 41, None])
+def test_a_wrong_window_is_found(wrong):
+    """One position too few, one too many, and no window."""
+    form = replace(FORM, window=40)
+    with pytest.raises(SelfTestError):
+        self_test_attention(ReferenceAttention(replace(form, window=wrong)), form, (4, 2), torch.bfloat16, CPU)
