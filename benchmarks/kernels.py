@@ -4,7 +4,8 @@
     python benchmarks/kernels.py --device cuda
 
 Attention: 12 heads of size 64 (on a GPU 32 heads of size 128) over scattered blocks, on a CPU also of a K/V cache of
-integers, which is compared with the cache of the activations' type. Linear layers, on a CPU: those of
+integers, which is compared with the cache of the activations' type, on a GPU also by torch's library
+(orca_kernels/cuda/torch_attention.py). Linear layers, on a CPU: those of
 a model with hidden size 768, several copies one after another, like the layers of a model. Operations on single rows:
 repeated on the same data. Reported: microseconds per call, the minimum of several interleaved passes, and the rates
 that follow from the bytes and FLOPs of orca_bench/estimates.py.
@@ -29,9 +30,20 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
+from orca_kernels.cuda.attention_library import AttentionChoice, TorchLibrary
 from orca_kernels.cuda.modules import resident_blocks
 from orca_kernels.cuda.work import Shape, splits_of, tiles_of
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, Int8Pools, Kernels, LinearMap, Pools, RaggedBatch
+from orca_kernels.interface import (
+    AnyPools,
+    Attention,
+    AttentionBackendError,
+    AttentionForm,
+    Int8Pools,
+    Kernels,
+    LinearMap,
+    Pools,
+    RaggedBatch,
+)
 from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
@@ -89,10 +101,11 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
     fused, plain = kernels_for(device, dtype), ReferenceKernels()
     form = AttentionForm(head_dim, scale=0.125)
     fused_attention, plain_attention = (kernels.attention(form, dtype) for kernels in (fused, plain))
+    library = library_attention(form, heads, dtype, device)
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts, device)
         layers: list[AnyPools] = [
-            Pools(*(pool.normal_() for pool in Pools.zeros(num_blocks, heads, head_dim, dtype, device)))
+            filled(fused_attention.new_pools(num_blocks, heads, dtype, device))
             for _ in range(max(2, COPIES * 8 // len(parts) // 8))
         ]
         query = torch.randn(int(batch.query_start[-1]), heads, head_dim).to(device, dtype)
@@ -102,19 +115,41 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
                 attend(query, pools, batch)  # noqa: B023
 
         works = [partial(over, fused_attention), partial(over, plain_attention)]
+        others = []
+        if library is not None:
+            others.append("torch's library")
+            pages = [filled(library.new_pools(num_blocks, heads, dtype, device)) for _ in layers]
+            works.append(partial(over, library, pages))
         if device.type == "cpu":
+            others.append("int8 cache")
             of_integers = fused.attention(replace(form, kv_cache_dtype="int8"), dtype)
             works.append(partial(over, of_integers, [random_integers(num_blocks, heads, head_dim) for _ in layers]))
-        fused_us, torch_us, *int8_us = (value / len(layers) for value in least(works, device))
+        fused_us, torch_us, *other_us = (value / len(layers) for value in least(works, device))
         estimate = estimates.attention(parts, heads, heads, head_dim, dtype.itemsize)
         rates = estimate.beside(fused_us)
         if device.type == "cuda":
             rates += partial_results(parts, heads, head_dim)
         print(
             f"attention, {name}: {fused_us:.0f} us ({rates}), torch {torch_us:.0f} us, {torch_us / fused_us:.1f} x"
-            + "".join(f", int8 cache {us:.0f} us, {us / fused_us:.2f} x" for us in int8_us),
+            + "".join(f", {n} {us:.0f} us, {us / fused_us:.2f} x" for n, us in zip(others, other_us, strict=True)),
             flush=True,
         )
+
+
+def filled(pools: AnyPools) -> AnyPools:
+    """Return pools of elements of the activations' type with random numbers."""
+    return type(pools)(*(pool.normal_() for pool in pools))
+
+
+def library_attention(form: AttentionForm, heads: int, dtype: torch.dtype, device: torch.device) -> Attention | None:
+    """Return torch's attention on a GPU, None with a line that says why if there is none."""
+    if device.type != "cuda":
+        return None
+    try:
+        return TorchLibrary(AttentionChoice("torch", heads, heads), device).attention(form, dtype)
+    except AttentionBackendError as error:
+        print(f"attention by torch's library: {error}")
+        return None
 
 
 def partial_results(parts: Sequence[tuple[int, int]], heads: int, head_dim: int) -> str:

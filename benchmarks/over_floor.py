@@ -16,12 +16,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from orca_bench.circumstances import circumstances, line
 from orca_bench.estimates import increments, parameters, prompt
 from orca_bench.floors import rates
+from orca_contract.model_choices import AttentionBackend, attention_refusal, backend_of
 from orca_protos import engine_pb2 as pb
 from orca_worker.model_config import read_model_config
 from orca_worker.stage import Stage
@@ -60,8 +61,10 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     request = pb.LoadRequest(
         model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype,
         device=arguments.device, workers_on_host=1, enforce_eager=arguments.enforce_eager,
+        attention_backend=arguments.attention_backend,
     )  # fmt: skip
     stage = Stage(request, 0, lambda _: None)
+    print(f"kernels: {stage.facts().kernels}")
     blocks = -(-(arguments.context + INCREMENTS + 2) // 16)
     of_prompt = -(-arguments.prompt // 16)
     for size in arguments.batch_sizes:
@@ -94,7 +97,10 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=330, help="context length of each request before the increments")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--attention-backend", choices=get_args(AttentionBackend), default="auto")
     arguments = parser.parse_args()
+    if refusal := attention_refusal(arguments.attention_backend, backend_of(arguments.device)):
+        parser.error(f"--attention-backend {refusal}")
     print(line(circumstances(None)))
     for name in arguments.models:
         print(f"{name}, {arguments.dtype}, {arguments.device}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.model_choices import Dtype, KvCacheDtype, Quantization
+from orca_contract.model_choices import AttentionBackend, Dtype, KvCacheDtype, Quantization
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
         arguments.enforce_eager,
         arguments.quantization,
         arguments.kv_cache_dtype,
+        arguments.attention_backend,
     )
     facts = circumstances(arguments.seed)
     print(line(facts))
@@ -134,6 +135,12 @@ def _parser() -> OneLineParser:
         choices=get_args(KvCacheDtype),
         default="auto",
         help="type of cached keys and values (auto: the activations')",
+    )
+    parser.add_argument(
+        "--attention-backend",
+        choices=get_args(AttentionBackend),
+        default="auto",
+        help="attention of GPUs, see orca serve (auto)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
     parser.add_argument(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.model_choices import KvCacheDtype, Quantization
+from orca_contract.model_choices import AttentionBackend, KvCacheDtype, Quantization
 from orca_contract.topology import ModelSpec, Topology
 from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
@@ -47,6 +47,7 @@ class EngineSpec:
     enforce_eager: bool = False
     quantization: Quantization = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
+    attention_backend: AttentionBackend = "auto"
 
 
 class LiveEngine:
@@ -139,6 +140,7 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
         kv_slots=spec.slots,
         token_budget=spec.longest_iteration,
         enforce_eager=spec.enforce_eager,
+        attention_backend=spec.attention_backend,
         stall_timeout=ITERATION_SECONDS,
     )
     engine = LiveEngine(topology, config)

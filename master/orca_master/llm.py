@@ -21,9 +21,11 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from orca_contract.model_choices import (
+    AttentionBackend,
     Dtype,
     KvCacheDtype,
     Quantization,
+    attention_refusal,
     backend_of,
     kv_cache_refusal,
     quantization_refusal,
@@ -109,6 +111,7 @@ class LLM:
         device: Literal["cpu", "cuda"] = "cpu",
         quantization: Quantization = "none",
         kv_cache_dtype: KvCacheDtype = "auto",
+        attention_backend: AttentionBackend = "auto",
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `kv_slots` …)."""
@@ -117,6 +120,8 @@ class LLM:
             raise ConfigurationError(f"quantization {refusal}")
         if refusal := kv_cache_refusal(kv_cache_dtype, backend_of(device)):
             raise ConfigurationError(f"kv_cache_dtype {refusal}")
+        if refusal := attention_refusal(attention_backend, backend_of(device)):
+            raise ConfigurationError(f"attention_backend {refusal}")
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device),
             text_command(path, None),
@@ -145,7 +150,7 @@ class LLM:
             topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
             codec = TextCodec(path)
             # A program submits all its prompts at once, and has no other server to try.
-            settings = {"max_expected_wait": math.inf, **engine}
+            settings = {"max_expected_wait": math.inf, "attention_backend": attention_backend, **engine}
 
             async def make() -> tuple[EngineThread, Endpoint]:
                 config = EndpointConfig(model_names=(path.name,))

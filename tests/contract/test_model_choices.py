@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from orca_contract.model_choices import backend_of, kv_cache_refusal, quantization_refusal
+from orca_contract.model_choices import attention_refusal, backend_of, kv_cache_refusal, quantization_refusal
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl")])
@@ -20,6 +20,12 @@ def test_the_backend_of_a_device(device, backend):
 def test_only_cuda_refuses_integers(refusal, plain, other):
     assert [refusal(plain, "gloo"), refusal(other, "gloo"), refusal(plain, "nccl")] == [""] * 3
     assert refusal(other, "nccl").startswith(f"{other}: the CUDA kernels lack it")
+
+
+def test_only_gpus_have_a_choice_of_attention():
+    assert [attention_refusal("auto", backend) for backend in ("gloo", "nccl")] == ["", ""]
+    assert [attention_refusal(choice, "nccl") for choice in ("orca", "torch")] == ["", ""]
+    assert attention_refusal("torch", "gloo") == "torch: only GPUs have a choice, use auto or a GPU"
 
 
 def test_no_pydantic():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
 import torch
 from orca_kernels.attention_self_test import SelfTestError, self_test_attention
-from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention
+from orca_kernels.cuda.torch_attention import CAPABILITY, PagedBatches, TorchAttention, load_varlen
 from orca_kernels.interface import AttentionForm
 from orca_kernels.reference import ReferenceAttention
 from support.paged_varlen import fake_flash_attention
@@ -80,3 +81,19 @@ def test_a_wrong_window_is_found(wrong):
     form = replace(FORM, window=40)
     with pytest.raises(SelfTestError):
         self_test_attention(ReferenceAttention(replace(form, window=wrong)), form, (4, 2), torch.bfloat16, CPU)
+
+
+def has_flash_attention() -> bool:
+    """Return True on a GPU that FlashAttention-3 runs on, with its package."""
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == CAPABILITY
+    return is_hopper and importlib.util.find_spec("flash_attn_interface") is not None
+
+
+@pytest.mark.skipif(not has_flash_attention(), reason="no Hopper GPU with the package of FlashAttention-3")
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 1), (32, 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_attention_passes(window, heads, dtype):
+    form = AttentionForm(128, 128**-0.5, window)
+    attention = TorchAttention(load_varlen(), PagedBatches(), form)
+    self_test_attention(attention, form, heads, dtype, torch.device("cuda"))

@@ -8,6 +8,7 @@ import sys
 import orca
 import orca_master
 import pytest
+from orca_master.errors import ConfigurationError
 
 
 def test_both_ways_lead_to_the_same_classes():
@@ -19,6 +20,12 @@ def test_both_ways_lead_to_the_same_classes():
 def test_another_name_is_no_attribute():
     with pytest.raises(AttributeError, match="module 'orca_master' has no attribute 'Llm'"):
         _ = orca.Llm
+
+
+def test_a_choice_of_attention_needs_a_gpu():
+    """Before anything of the model is read."""
+    with pytest.raises(ConfigurationError, match=r"^attention_backend torch: only GPUs have a choice, "):
+        orca.LLM("/nowhere", attention_backend="torch")
 
 
 def test_the_import_alone_loads_no_engine():

@@ -187,6 +187,10 @@ def test_a_worker_that_ignores_the_quantization_is_refused():
             await pipeline()._load(worker, lambda phase: None, pb.LoadRequest(quantization="int8"))
         with pytest.raises(ConfigurationError, match="worker a:1 is of an older version without --kv-cache-dtype int8"):
             await pipeline()._load(worker, lambda phase: None, pb.LoadRequest(kv_cache_dtype="int8"))
+        with pytest.raises(
+            ConfigurationError, match="worker a:1 is of an older version without --attention-backend to"
+        ):
+            await pipeline()._load(worker, lambda phase: None, pb.LoadRequest(attention_backend="torch"))
 
     asyncio.run(run())
 

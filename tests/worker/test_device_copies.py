@@ -6,6 +6,7 @@ A GPU is played by the device "meta" (support/host_waits.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 import torch
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import Grid, Kernel
+from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention
+from orca_kernels.interface import Attention, AttentionForm
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker import device_copies, loaded_partition
@@ -23,6 +26,7 @@ from orca_worker.rows import RowTable
 from orca_worker.sampling import sample
 from orca_worker.stage import Stage
 from support.host_waits import HostWaits
+from torch.nn.attention.varlen import varlen_attn_out
 
 GPU = torch.device("meta")
 VOCABULARY = 50
@@ -167,20 +171,40 @@ class NoLauncher:
         pass
 
 
+class Torch:
+    """Has attention computed by torch's library, whose own functions for devices without data run."""
+
+    def __init__(self) -> None:
+        self._batches = PagedBatches()
+
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        return TorchAttention(varlen_attn_out, self._batches, form)
+
+
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gpt2-head64-tied"])
 @pytest.mark.parametrize("sampling", ["greedy", "penalties"])
 def test_the_host_never_waits_for_the_device_in_a_whole_iteration(name, sampling, checkpoint, monkeypatch):
     """With the CUDA kernels' own Python: a prompt, then increments whose tokens the host does not know yet."""
+    check_waits(checkpoint(name), SAMPLINGS[sampling], "float32", None, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "mistral-gqa"])
+def test_nor_with_attention_by_torch(name, checkpoint, monkeypatch):
+    check_waits(checkpoint(name), SAMPLINGS["greedy"], "bfloat16", Torch(), monkeypatch)
+
+
+def check_waits(path: Path, sampling: pb.Sampling, dtype: str, library: Torch | None, monkeypatch) -> None:
+    """Run iterations on a GPU that the device "meta" plays, and assert that the host has not waited."""
     monkeypatch.setattr(loaded_partition, "_device", lambda *_: GPU)
-    monkeypatch.setattr(loaded_partition, "kernels_for", lambda *_: CudaKernels(NoLauncher()))
+    monkeypatch.setattr(loaded_partition, "kernels_for", lambda *_: CudaKernels(NoLauncher(), library=library))
     request = pb.LoadRequest(
-        model_path=str(checkpoint(name)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
+        model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=dtype,
         device="cuda", workers_on_host=1, enforce_eager=True,
     )  # fmt: skip
     stage = Stage(request, 0, lambda _: None)
     stage.prepare(1)
     stage.allocate(4)
-    admission = pb.Admission(row=0, sampling=SAMPLINGS[sampling], prompt_length=3)
+    admission = pb.Admission(row=0, sampling=sampling, prompt_length=3)
     iterations = [
         pb.Iteration(
             row=[0], num_tokens=[3], context_length=[0], token=[1, 2, 3], num_new_blocks=[1], new_block=[0],
@@ -196,7 +220,7 @@ def test_the_host_never_waits_for_the_device_in_a_whole_iteration(name, sampling
         pb.Iteration(
             row=[0, 1], num_tokens=[1, 9], context_length=[5, 0], token=[PENDING_TOKEN, *range(9)],
             num_new_blocks=[0, 1], new_block=[1], sample=[True, True],
-            admission=[pb.Admission(row=1, sampling=SAMPLINGS[sampling], prompt_length=9)],
+            admission=[pb.Admission(row=1, sampling=sampling, prompt_length=9)],
             prompt=[pb.PromptPositions(index=1, token=range(1, 9), num_likeliest=2)],
         ),
     ]  # fmt: skip

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from orca_kernels.interface import AttentionBackendError
+from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
+from orca_worker import loaded_partition
 from orca_worker.errors import ModelError
 from orca_worker.load_request import check_request
 from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
+from orca_worker.model_config import read_model_config
 from support.checkpoints import VARIANTS
 
 
@@ -61,6 +65,8 @@ def test_the_facts_name_the_type_of_the_cache(checkpoint):
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "kv_cache_dtype int8: the CUDA kernels lack it, use auto or a CPU",
         ),
+        ({"attention_backend": "triton"}, "attention_backend 'triton': this worker knows auto, orca, torch"),
+        ({"attention_backend": "torch"}, "attention_backend torch: only GPUs have a choice, use auto or a GPU"),
         (
             {"deterministic": True, "device": "cuda"},
             "--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU",
@@ -73,8 +79,47 @@ def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
     check_request(request("m", kv_cache_dtype="int8"))
     check_request(request("m", kv_cache_dtype="auto", device="cuda"))
     check_request(request("m", deterministic=True))
+    check_request(request("m", attention_backend="auto"))
+    check_request(request("m", attention_backend="torch", device="cuda"))
     with pytest.raises(ModelError, match=f"^{message}$"):
         check_request(request("m", **fields))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_attention_of_a_gpu_is_chosen_with_the_heads_of_the_rank(ranks, checkpoint, monkeypatch):
+    """And the facts name the choice, so that a master detects a worker of an older version, which ignores it."""
+    choices = []
+
+    def kernels_for(device, dtype, choice):
+        choices.append(choice)
+        return ReferenceKernels()
+
+    monkeypatch.setattr(loaded_partition, "kernels_for", kernels_for)
+    path = checkpoint("llama-gqa-tied")
+    config = read_model_config(path)
+    for backend in ("", "orca", "torch"):
+        wanted = request(path, attention_backend=backend, tensor_parallel_size=ranks)
+        assert load_partition(wanted, ranks - 1, lambda _: None).facts().attention_backend == backend
+    heads = (config.num_heads // ranks, config.num_kv_heads // ranks)
+    assert choices == [(backend, *heads) for backend in ("auto", "orca", "torch")]
+
+
+class Refusing(ReferenceKernels):
+    """Kernels of a GPU whose library is demanded and lacks an attention."""
+
+    def attention(self, form, dtype):
+        raise AttentionBackendError("FlashAttention-3 cannot be activated: ModuleNotFoundError")
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["of the GPU", "of the model"])
+def test_an_attention_that_cannot_be_had_ends_the_load(early, checkpoint, monkeypatch):
+    def kernels_for(device, dtype, choice):
+        return Refusing().attention(None, dtype) if early else Refusing()
+
+    monkeypatch.setattr(loaded_partition, "kernels_for", kernels_for)
+    words = r"^--attention-backend torch: FlashAttention-3 cannot be activated: ModuleNotFoundError: use auto$"
+    with pytest.raises(ModelError, match=words):
+        load_partition(request(checkpoint("llama-gqa-tied"), attention_backend="torch"), 0, lambda _: None)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

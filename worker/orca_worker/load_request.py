@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from orca_contract import rank_environment
-from orca_contract.model_choices import Backend, KvCacheDtype, Quantization, kv_cache_refusal, quantization_refusal
+from orca_contract.model_choices import (
+    AttentionBackend,
+    Backend,
+    KvCacheDtype,
+    Quantization,
+    attention_refusal,
+    kv_cache_refusal,
+    quantization_refusal,
+)
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.errors import ModelError
 
 
 def check_request(request: pb.LoadRequest) -> None:
-    """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, an option that the
-    device lacks, or a forbidden environment variable.
+    """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, an unknown
+    attention, an option that the device lacks, or a forbidden environment variable.
 
     A master of this version sends valid requests.
     """
@@ -25,6 +33,7 @@ def check_request(request: pb.LoadRequest) -> None:
     for name, value, known in (
         ("quantization", quantization(request), get_args(Quantization)),
         ("kv_cache_dtype", kv_cache_dtype(request), get_args(KvCacheDtype)),
+        ("attention_backend", attention_backend(request), get_args(AttentionBackend)),
     ):
         if value not in known:
             raise ModelError(f"{name} {value!r}: this worker knows {', '.join(known)}")
@@ -33,6 +42,8 @@ def check_request(request: pb.LoadRequest) -> None:
         raise ModelError(f"quantization {refusal}")
     if refusal := kv_cache_refusal(kv_cache_dtype(request), backend):
         raise ModelError(f"kv_cache_dtype {refusal}")
+    if refusal := attention_refusal(attention_backend(request), backend):
+        raise ModelError(f"attention_backend {refusal}")
     if request.deterministic and request.device != "cpu":
         raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:
@@ -47,3 +58,8 @@ def quantization(request: pb.LoadRequest) -> Quantization:
 def kv_cache_dtype(request: pb.LoadRequest) -> KvCacheDtype:
     """Return the type of cached keys and values of a checked request; a master of an older version sends none."""
     return cast("KvCacheDtype", request.kv_cache_dtype or "auto")
+
+
+def attention_backend(request: pb.LoadRequest) -> AttentionBackend:
+    """Return the choice of a GPU's attention of a checked request; a master of an older version sends none."""
+    return cast("AttentionBackend", request.attention_backend or "auto")

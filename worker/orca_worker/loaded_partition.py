@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from orca_contract.model_choices import AttentionBackend
 from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cuda.attention_library import AttentionChoice
 from orca_kernels.cuda.kernels import CudaKernels
-from orca_kernels.interface import Kernels
+from orca_kernels.interface import AttentionBackendError, Kernels
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
@@ -18,7 +21,7 @@ from orca_worker.checkpoint import Checkpoint
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
 from orca_worker.errors import ModelError
 from orca_worker.fused_sampler import FusedSampler
-from orca_worker.load_request import kv_cache_dtype, quantization
+from orca_worker.load_request import attention_backend, kv_cache_dtype, quantization
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
@@ -56,6 +59,7 @@ class LoadedPartition:
             deterministic=self.request.deterministic,
             quantization=self.request.quantization if stored is None else stored.name,
             kv_cache_dtype=self.request.kv_cache_dtype,
+            attention_backend=self.request.attention_backend,
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
@@ -89,7 +93,11 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     max_model_len = request.max_model_len or config.max_positions
     if max_model_len > config.longest:
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
-    kernels = kernels_for(device, dtype)
+    heads, kv_heads = group.part(config.num_heads), group.kv_heads(config.num_kv_heads)
+    backend = attention_backend(request)
+    choice = AttentionChoice(backend, heads.stop - heads.start, kv_heads.stop - kv_heads.start)
+    with _demanded(backend):
+        kernels = kernels_for(device, dtype, choice)
     if config.weight_format is not None and not config.weight_format.integer_activations and dtype == torch.float16:
         logger.warning(
             "%s weights are dequantised: no kernel multiplies them in float16, set dtype to bfloat16 or float32",
@@ -105,8 +113,18 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
         quantization(request),
         kv_cache_dtype(request),
     )
-    model = build(config, Checkpoint(path, dtype, device, on_read), spec)
+    with _demanded(backend):
+        model = build(config, Checkpoint(path, dtype, device, on_read), spec)
     return LoadedPartition(request, config, group, device, dtype, max_model_len, kernels, model)
+
+
+@contextlib.contextmanager
+def _demanded(backend: AttentionBackend) -> Iterator[None]:
+    """Turn the error of an attention that cannot be had into a ModelError."""
+    try:
+        yield
+    except AttentionBackendError as error:
+        raise ModelError(f"--attention-backend {backend}: {error}: use auto") from error
 
 
 def _device(name: str, index: int) -> torch.device:

@@ -20,6 +20,7 @@ from orca_master.commands.model_options import add_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
     add_server_options,
+    check_engine_options,
     endpoint_config,
     engine_config,
     journal_config,
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
         arguments = parser.parse_args(with_config_file(argv))
         configure_logging(arguments.log_format, arguments.log_level)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
+        check_engine_options(arguments, topology.communication.backend)
         tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)
         check(text_command(Path(topology.model.path), names.chat_template))

@@ -6,7 +6,9 @@ import argparse
 import logging
 import os
 from pathlib import Path
+from typing import get_args
 
+from orca_contract.model_choices import AttentionBackend, Backend, attention_refusal
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -37,6 +39,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--enforce-eager",
         action="store_true",
         help="disable CUDA graphs and recorded decode iterations",
+    )
+    parser.add_argument(
+        "--attention-backend",
+        choices=get_args(AttentionBackend),
+        default="auto",
+        help="attention of GPUs: ORCA's own kernels (orca), or torch's varlen_attn with FlashAttention-3 (torch: "
+        "compute capability 9.0, bfloat16 or float16); auto: torch's if its self-test passes, else ORCA's (auto)",
     )
     parser.add_argument(
         "--deterministic",
@@ -164,6 +173,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
+def check_engine_options(arguments: argparse.Namespace, backend: Backend) -> None:
+    """Raise ConfigurationError for an option that the backend's workers refuse."""
+    if refusal := attention_refusal(arguments.attention_backend, backend):
+        raise ConfigurationError(f"--attention-backend {refusal}")
+
+
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """Return the options of the engine."""
     return EngineConfig(
@@ -175,6 +190,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         prefix_caching=arguments.enable_prefix_caching,
         speculative_tokens=arguments.speculative_tokens,
         enforce_eager=arguments.enforce_eager,
+        attention_backend=arguments.attention_backend,
         deterministic=arguments.deterministic == "on",
         admission=arguments.admission,
         scheduling_policy=arguments.scheduling_policy,

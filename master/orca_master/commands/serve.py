@@ -30,6 +30,7 @@ from orca_master.commands.model_options import add_model_options, check_model_op
 from orca_master.commands.options import (
     add_engine_options,
     add_server_options,
+    check_engine_options,
     endpoint_config,
     engine_config,
     journal_config,
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
         configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
-        check_model_options(arguments, backend_of(arguments.device))
+        _check_options(arguments)
         names = endpoint_config(arguments, model.name)
         journal = journal_config(arguments)
         ranks = arguments.tensor_parallel_size
@@ -156,6 +157,13 @@ def _parser() -> OneLineParser:
     add_engine_options(parser)
     add_server_options(parser)
     return parser
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for an option that workers on the device refuse."""
+    backend = backend_of(arguments.device)
+    check_model_options(arguments, backend)
+    check_engine_options(arguments, backend)
 
 
 def _checks(arguments: argparse.Namespace, model: Path, chat_template: Path | None) -> list[list[str]]:

@@ -28,6 +28,7 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             enforce_eager=config.enforce_eager,
             deterministic=config.deterministic,
             quantization="" if topology.model.quantization == "none" else topology.model.quantization,
+            attention_backend="" if config.attention_backend == "auto" else config.attention_backend,
             kv_cache_dtype="" if topology.model.kv_cache_dtype == "auto" else topology.model.kv_cache_dtype,
         )
         for partition, address in enumerate(spec.workers)

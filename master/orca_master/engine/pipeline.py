@@ -151,6 +151,7 @@ class Pipeline:
         for option, wanted, applied in (
             ("--quantization", request.quantization, facts.quantization.split()),
             ("--kv-cache-dtype", request.kv_cache_dtype, [facts.kv_cache_dtype]),
+            ("--attention-backend", request.attention_backend, [facts.attention_backend]),
         ):
             if wanted and wanted not in applied:
                 raise ConfigurationError(
