@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,6 +213,18 @@ def test_the_library_needs_flash_attention_3():
         load_varlen()
     torch_attention.unload_varlen()
     assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize("missing", ["torch.nn.attention", "torch.nn.attention.varlen"])
+def test_an_older_torch_has_no_such_attention(missing, monkeypatch):
+    active = ["FA3"]
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", lambda _: None)
+    monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active[0])
+    monkeypatch.setattr(torch.nn.attention, "restore_flash_attention_impl", active.clear)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(AttentionBackendError, match=r"^torch 2\.\S+ has no varlen_attn over pages, 2\.13 has: "):
+        load_varlen()
+    assert active == (["FA3"] if missing == "torch.nn.attention" else []), "released if it had been activated"
 
 
 def test_flash_attention_3_is_activated_and_released(monkeypatch):

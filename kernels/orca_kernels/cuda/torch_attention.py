@@ -39,13 +39,18 @@ def load_varlen() -> Varlen:
     """Return torch's function after FlashAttention-3 has been activated; raise AttentionBackendError."""
     try:
         from torch.nn.attention import activate_flash_attention_impl
-        from torch.nn.attention.varlen import varlen_attn_out
     except ImportError as error:
-        raise AttentionBackendError(f"torch {torch.__version__} has no varlen_attn over pages: {error}") from error
+        raise _too_old(error) from error
     try:
         activate_flash_attention_impl(IMPLEMENTATION)
     except Exception as error:  # of the package: an import, a symbol of another version of torch
         raise AttentionBackendError(f"FlashAttention-3 cannot be activated: {one_line(error)}") from error
+    try:
+        # Imports torch's compiler, which takes seconds, so only if the package is installed.
+        from torch.nn.attention.varlen import varlen_attn_out
+    except ImportError as error:
+        unload_varlen()
+        raise _too_old(error) from error
     return varlen_attn_out
 
 
@@ -55,6 +60,10 @@ def unload_varlen() -> None:
 
     if current_flash_attention_impl() == IMPLEMENTATION:
         restore_flash_attention_impl()
+
+
+def _too_old(error: ImportError) -> AttentionBackendError:
+    return AttentionBackendError(f"torch {torch.__version__} has no varlen_attn over pages, 2.13 has: {error}")
 
 
 def one_line(error: Exception) -> str:
