@@ -22,7 +22,7 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_bench.estimates import increments, parameters, prompt
 from orca_bench.floors import rates
-from orca_contract.model_choices import AttentionBackend, attention_refusal, backend_of
+from orca_contract.model_choices import AttentionBackend, attention_refusal
 from orca_protos import engine_pb2 as pb
 from orca_worker.model_config import read_model_config
 from orca_worker.stage import Stage
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--attention-backend", choices=get_args(AttentionBackend), default="auto")
     arguments = parser.parse_args()
-    if refusal := attention_refusal(arguments.attention_backend, backend_of(arguments.device)):
+    if refusal := attention_refusal(arguments.attention_backend, arguments.device):
         parser.error(f"--attention-backend {refusal}")
     print(line(circumstances(None)))
     for name in arguments.models:

@@ -120,7 +120,7 @@ class LLM:
             raise ConfigurationError(f"quantization {refusal}")
         if refusal := kv_cache_refusal(kv_cache_dtype, backend_of(device)):
             raise ConfigurationError(f"kv_cache_dtype {refusal}")
-        if refusal := attention_refusal(attention_backend, backend_of(device)):
+        if refusal := attention_refusal(attention_backend, device):
             raise ConfigurationError(f"attention_backend {refusal}")
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device),

@@ -41,8 +41,8 @@ def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, backend: Backend) -> str:
     return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"
 
 
-def attention_refusal(attention_backend: AttentionBackend, backend: Backend) -> str:
-    """Return why a backend's workers refuse a choice of attention; "" if they do not."""
-    if attention_backend == "auto" or backend == "nccl":
+def attention_refusal(attention_backend: AttentionBackend, device: str) -> str:
+    """Return why workers on a device, cpu or cuda, refuse a choice of attention; "" if they do not."""
+    if attention_backend == "auto" or device == "cuda":
         return ""
     return f"{attention_backend}: only GPUs have a choice, use auto or a GPU"

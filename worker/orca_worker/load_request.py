@@ -42,7 +42,7 @@ def check_request(request: pb.LoadRequest) -> None:
         raise ModelError(f"quantization {refusal}")
     if refusal := kv_cache_refusal(kv_cache_dtype(request), backend):
         raise ModelError(f"kv_cache_dtype {refusal}")
-    if refusal := attention_refusal(attention_backend(request), backend):
+    if refusal := attention_refusal(attention_backend(request), request.device):
         raise ModelError(f"attention_backend {refusal}")
     if request.deterministic and request.device != "cpu":
         raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         arguments = parser.parse_args(with_config_file(argv))
         configure_logging(arguments.log_format, arguments.log_level)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
-        check_engine_options(arguments, topology.communication.backend)
+        check_engine_options(arguments, "cuda" if topology.communication.backend == "nccl" else "cpu")
         tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)
         check(text_command(Path(topology.model.path), names.chat_template))

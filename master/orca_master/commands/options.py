@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.model_choices import AttentionBackend, Backend, attention_refusal
+from orca_contract.model_choices import AttentionBackend, attention_refusal
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -173,9 +173,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
-def check_engine_options(arguments: argparse.Namespace, backend: Backend) -> None:
-    """Raise ConfigurationError for an option that the backend's workers refuse."""
-    if refusal := attention_refusal(arguments.attention_backend, backend):
+def check_engine_options(arguments: argparse.Namespace, device: str) -> None:
+    """Raise ConfigurationError for an option that workers on a device, cpu or cuda, refuse."""
+    if refusal := attention_refusal(arguments.attention_backend, device):
         raise ConfigurationError(f"--attention-backend {refusal}")
 
 

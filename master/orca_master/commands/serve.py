@@ -161,9 +161,8 @@ def _parser() -> OneLineParser:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigurationError for an option that workers on the device refuse."""
-    backend = backend_of(arguments.device)
-    check_model_options(arguments, backend)
-    check_engine_options(arguments, backend)
+    check_model_options(arguments, backend_of(arguments.device))
+    check_engine_options(arguments, arguments.device)
 
 
 def _checks(arguments: argparse.Namespace, model: Path, chat_template: Path | None) -> list[list[str]]:
