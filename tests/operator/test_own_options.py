@@ -47,8 +47,8 @@ def test_every_option_of_the_rendered_commands_is_listed(tls):
         (["-tp", "2"], False),
         (["--"], False),
         (["--portal"], True),
-        (["--attention-backend", "torch"], True),
         (["--max-queue-tokens", "-1"], True),
+        (["--attention-backend", "torch"], True),
     ],
 )
 def test_an_abbreviation_counts_as_its_option(arguments, free):

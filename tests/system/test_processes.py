@@ -183,6 +183,8 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--topology", "t", "--kv-cache-dtype", "int8", "--insecure"],
         "--kv-cache-dtype: not allowed with --topology, whose file sets it",
     ),
+    (["serve", str(DEMO), "--device", "cuda", "--quantization", "w8a8"], "--quantization w8a8: the CUDA kernels lack"),
+    (["serve", str(DEMO), "--port", "0", "-tp", "20000"], "tensor-parallel-size 20000 does not fit: 8 heads"),
     (["serve", "m", "--attention-backend", "triton"], "invalid choice: 'triton' (choose from"),
     (
         ["serve", str(DEMO), "--attention-backend", "torch"],
@@ -192,8 +194,6 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--pipeline", "a:1", "--model", "m", "--attention-backend", "orca"],
         "--attention-backend orca: only GPUs have a choice, use auto or a GPU",
     ),
-    (["serve", str(DEMO), "--device", "cuda", "--quantization", "w8a8"], "--quantization w8a8: the CUDA kernels lack"),
-    (["serve", str(DEMO), "--port", "0", "-tp", "20000"], "tensor-parallel-size 20000 does not fit: 8 heads"),
 ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orca_kernels.interface import AttentionForm, Int8Pools, Pools
+from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention
+from orca_kernels.interface import AttentionForm, Int8Pools, PagePools, Pools
 from orca_kernels.reference import ReferenceAttention
 from orca_worker.kv_pools import KvPools
 from orca_worker.layers import PagedAttention
@@ -36,6 +37,17 @@ def test_the_bytes_of_a_block_are_those_that_are_allocated(dtype, kv_cache_dtype
     allocated = sum(tensor.nbytes for attention in attentions for tensor in attention.pools)
     assert allocated == 7 * pools.block_bytes
     assert not any(tensor.any() for attention in attentions for tensor in attention.pools)
+
+
+def test_the_layout_is_that_of_the_attention():
+    """A block of pages for torch's library has the bytes of ORCA's own."""
+    attention = TorchAttention(lambda *_: None, PagedBatches(), AttentionForm(HEAD_DIM, 0.1))
+    attentions = [PagedAttention(KV_HEADS, HEAD_DIM, attention) for _ in range(LAYERS)]
+    pools = KvPools(attentions, torch.bfloat16, CPU)
+    assert pools.block_bytes == made(torch.bfloat16, "auto")[0].block_bytes
+    pools.allocate(7)
+    assert all(isinstance(attention.pools, PagePools) for attention in attentions)
+    assert sum(tensor.nbytes for attention in attentions for tensor in attention.pools) == 7 * pools.block_bytes
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from orca_kernels.cuda.attention_library import TorchLibrary
+from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.interface import AttentionBackendError
 from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
@@ -13,6 +17,8 @@ from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from support.checkpoints import VARIANTS
+from support.paged_varlen import fake_flash_attention
+from torch.nn.attention.varlen import varlen_attn_out
 
 
 def request(path, **fields) -> pb.LoadRequest:
@@ -65,12 +71,12 @@ def test_the_facts_name_the_type_of_the_cache(checkpoint):
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "kv_cache_dtype int8: the CUDA kernels lack it, use auto or a CPU",
         ),
-        ({"attention_backend": "triton"}, "attention_backend 'triton': this worker knows auto, orca, torch"),
-        ({"attention_backend": "torch"}, "attention_backend torch: only GPUs have a choice, use auto or a GPU"),
         (
             {"deterministic": True, "device": "cuda"},
             "--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU",
         ),
+        ({"attention_backend": "triton"}, "attention_backend 'triton': this worker knows auto, orca, torch"),
+        ({"attention_backend": "torch"}, "attention_backend torch: only GPUs have a choice, use auto or a GPU"),
     ],
 )
 def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
@@ -102,6 +108,19 @@ def test_the_attention_of_a_gpu_is_chosen_with_the_heads_of_the_rank(ranks, chec
         assert load_partition(wanted, ranks - 1, lambda _: None).facts().attention_backend == backend
     heads = (config.num_heads // ranks, config.num_kv_heads // ranks)
     assert choices == [(backend, *heads) for backend in ("auto", "orca", "torch")]
+
+
+def test_the_facts_name_the_attention_by_torch(checkpoint, monkeypatch):
+    """As the master's start reports the kernels; layers without it would be named in a warning."""
+
+    def kernels_for(device, dtype, choice):
+        return CudaKernels(SimpleNamespace(), "CUDA sm_90", TorchLibrary(choice, device, lambda: varlen_attn_out))
+
+    monkeypatch.setattr(loaded_partition, "kernels_for", kernels_for)
+    with fake_flash_attention():
+        loaded = load_partition(request(checkpoint("llama-gqa-tied"), dtype="bfloat16"), 0, lambda _: None)
+    assert loaded.facts().kernels == "CUDA sm_90, attention by torch"
+    assert not any(attention.is_reference for attention in loaded.model.attentions())
 
 
 class Refusing(ReferenceKernels):
