@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.model_choices import AttentionBackend, Dtype, KvCacheDtype, Quantization
+from orca_master.commands.device_options import add_device_options, devices_in_use
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
@@ -39,6 +40,10 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if not (arguments.model / "config.json").is_file():
         parser.error(f"{arguments.model}: no config.json: a Hugging Face model directory is expected")
+    try:
+        devices = devices_in_use(arguments)
+    except ConfigurationError as error:
+        parser.error(str(error))
     sizes = arguments.batch_size
     longest = max(arguments.input_len) + arguments.output_len
     spec = EngineSpec(
@@ -46,7 +51,7 @@ def main(argv: list[str]) -> int:
         arguments.pipeline_parallel_size,
         arguments.tensor_parallel_size,
         arguments.dtype,
-        arguments.device,
+        *devices,
         max(sizes) * blocks_for(longest) * BLOCK_SIZE,
         max(sizes) * max(arguments.input_len),
         arguments.enforce_eager,
@@ -142,7 +147,7 @@ def _parser() -> OneLineParser:
         default="auto",
         help="attention of GPUs, see orca serve (auto)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    add_device_options(parser, default_device="cpu")
     parser.add_argument(
         "--enforce-eager",
         action="store_true",

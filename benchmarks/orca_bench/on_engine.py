@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.model_choices import AttentionBackend, KvCacheDtype, Quantization
+from orca_contract.model_choices import AttentionBackend, Backend, Device, KvCacheDtype, Quantization
 from orca_contract.topology import ModelSpec, Topology
 from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
@@ -41,7 +41,8 @@ class EngineSpec:
     num_partitions: int = 1
     num_ranks: int = 1
     dtype: str = "auto"
-    device: str = "cpu"
+    device: Device = "cpu"
+    backend: Backend = "gloo"
     slots: int = 16384
     longest_iteration: int = 16384
     enforce_eager: bool = False
@@ -135,7 +136,7 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
         quantization=spec.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
     )
-    topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, addresses)
+    topology = local_topology(model, spec.num_partitions, spec.num_ranks, spec.device, spec.backend, addresses)
     config = EngineConfig(
         kv_slots=spec.slots,
         token_budget=spec.longest_iteration,

@@ -22,13 +22,17 @@ from typing import Any, Literal, TypeVar
 
 from orca_contract.model_choices import (
     AttentionBackend,
+    Backend,
+    Device,
     Dtype,
     KvCacheDtype,
     Quantization,
     attention_refusal,
     backend_of,
+    backend_refusal,
     kv_cache_refusal,
     quantization_refusal,
+    tensor_parallel_refusal,
 )
 from orca_contract.topology import ModelSpec
 from pydantic import ValidationError
@@ -108,20 +112,24 @@ class LLM:
         tensor_parallel_size: int = 1,
         dtype: Dtype = "auto",
         max_model_len: int | None = None,
-        device: Literal["cpu", "cuda"] = "cpu",
+        device: Device = "cpu",
         quantization: Quantization = "none",
         kv_cache_dtype: KvCacheDtype = "auto",
         attention_backend: AttentionBackend = "auto",
+        communication_backend: Backend | None = None,
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `kv_slots` …)."""
-        path = Path(model).resolve()
-        if refusal := quantization_refusal(quantization, backend_of(device)):
-            raise ConfigurationError(f"quantization {refusal}")
-        if refusal := kv_cache_refusal(kv_cache_dtype, backend_of(device)):
-            raise ConfigurationError(f"kv_cache_dtype {refusal}")
-        if refusal := attention_refusal(attention_backend, device):
-            raise ConfigurationError(f"attention_backend {refusal}")
+        path, backend = Path(model).resolve(), communication_backend or backend_of(device)
+        for name, refusal in (
+            ("communication_backend", backend_refusal(device, backend)),
+            ("tensor_parallel_size", tensor_parallel_refusal(tensor_parallel_size, device, backend)),
+            ("quantization", quantization_refusal(quantization, device)),
+            ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype, device)),
+            ("attention_backend", attention_refusal(attention_backend, device)),
+        ):
+            if refusal:
+                raise ConfigurationError(f"{name} {refusal}")
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device),
             text_command(path, None),
@@ -147,7 +155,9 @@ class LLM:
                 quantization=quantization,
                 kv_cache_dtype=kv_cache_dtype,
             )
-            topology = local_topology(spec, pipeline_parallel_size, tensor_parallel_size, device, workers.addresses)
+            topology = local_topology(
+                spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
+            )
             codec = TextCodec(path)
             # A program submits all its prompts at once, and has no other server to try.
             settings = {"max_expected_wait": math.inf, "attention_backend": attention_backend, **engine}

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from orca_contract import rank_environment
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.model_choices import Backend
+from orca_contract.model_choices import Backend, Device, device_of
 from orca_contract.scheduler import AdmissionName, PolicyName
 from pydantic import Field
 
@@ -102,7 +102,9 @@ class RecoveryPolicy(Part):
 class Communication(Part):
     """Communication between workers."""
 
-    backend: Backend = Field("nccl", description="nccl for GPUs, gloo for CPUs.")
+    backend: Backend = Field(
+        "nccl", description="nccl for GPUs; gloo for CPUs, or with `worker.device` cuda for GPUs without NCCL."
+    )
     socket_interface: Text | None = Field(None, description="Network interface; the pod's first by default.")
     rdma_resource: Text | None = Field(
         None,
@@ -264,3 +266,8 @@ class Spec(Part):
     def num_pipelines(self) -> int:
         """Number of pipelines by the spec alone (see sleep.py), 0 while suspended."""
         return 0 if self.suspend else self.replicas
+
+    @property
+    def workers_device(self) -> Device:
+        """Device of the workers."""
+        return self.worker.device or device_of(self.communication.backend)

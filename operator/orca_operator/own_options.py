@@ -12,6 +12,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--api-processes": "master.apiProcesses",
     "--communication-backend": "communication.backend",
     "--config": "",
+    "--device": "worker.device",
     "--drain-timeout": "drainTimeoutSeconds",
     "--dtype": "model.dtype",
     "--enable-prefix-caching": "scheduler.prefixCaching",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from orca_contract.model_choices import Device
 from pydantic import Field, WithJsonSchema
 
 from orca_operator import pod_api
@@ -118,6 +119,11 @@ class Placement(Part):
 class WorkerSettings(PodSettings):
     """Worker pods."""
 
+    device: Device | None = Field(
+        None,
+        description="Device of the workers; by default cuda with the nccl backend, and cpu with gloo. A worker on cuda "
+        "gets `parallelism.tensorParallelSize` GPUs. With cuda and gloo, activations go through host memory.",
+    )
     placement: Placement | None = Field(
         None, description="Placement of the pods of a pipeline relative to each other. Needs Kubernetes 1.31."
     )

@@ -9,8 +9,7 @@ form. The tests apply the API server's code and `parse` to the same table of spe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from orca_contract import rank_environment
@@ -20,9 +19,11 @@ from pydantic.alias_generators import to_snake
 
 from orca_operator.api import Spec
 from orca_operator.api_model import OCI_URI, S3_URI
+from orca_operator.device_rules import DEVICE_RULES
 from orca_operator.names import LONGEST_NAME
 from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
 from orca_operator.pod_overlay import refusals
+from orca_operator.rule import Rule
 from orca_operator.schema import spec_schema
 from orca_operator.structural import admitted, problems
 
@@ -49,17 +50,6 @@ class InvalidSpecError(RejectedError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.INVALID_SPEC, message)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """In `cel`, `self` is the object at `path` below spec ("" for spec itself, None for the whole object)."""
-
-    path: str | None
-    cel: str
-    field: str
-    message: str
-    holds: Callable[[str, Spec], bool]
 
 
 def _keys(path: str, pattern: str, words: str) -> Rule:
@@ -200,27 +190,7 @@ RULES = (
         "is for the nccl backend",
         lambda name, spec: spec.communication.rdma_resource is None or spec.communication.backend == "nccl",
     ),
-    Rule(
-        "",
-        "self.communication.backend == 'nccl' || self.model.dtype != 'float16'",
-        "model.dtype",
-        "float16 is for GPUs: use bfloat16 or float32 with the gloo backend",
-        lambda name, spec: spec.communication.backend == "nccl" or spec.model.dtype != "float16",
-    ),
-    Rule(
-        "",
-        "self.communication.backend == 'gloo' || !has(self.model.quantization) || self.model.quantization == 'none'",
-        "model.quantization",
-        "is for CPUs: use none with the nccl backend",
-        lambda name, spec: spec.communication.backend == "gloo" or spec.model.quantization in (None, "none"),
-    ),
-    Rule(
-        "",
-        "self.communication.backend == 'gloo' || !has(self.model.kvCacheDtype) || self.model.kvCacheDtype == 'auto'",
-        "model.kvCacheDtype",
-        "int8 is for CPUs: use auto with the nccl backend",
-        lambda name, spec: spec.communication.backend == "gloo" or spec.model.kv_cache_dtype in (None, "auto"),
-    ),
+    *DEVICE_RULES,
     Rule(
         "communication.env",
         f"self.all(key, key.matches('{rank_environment.ALLOWED}') && "

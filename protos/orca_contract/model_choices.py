@@ -15,28 +15,49 @@ Quantization = Literal["none", "int8", "int4", "w8a8"]
 weights and activations."""
 KvCacheDtype = Literal["auto", "int8"]
 """Type of cached keys and values; auto is that of the activations."""
+Device = Literal["cpu", "cuda"]
+"""Device of the workers."""
 Backend = Literal["gloo", "nccl"]
-"""Backend of the data plane: gloo on CPUs, nccl on GPUs."""
+"""Backend of the data plane: gloo on CPUs, nccl or gloo on GPUs."""
 
 AttentionBackend = Literal["auto", "orca", "torch"]
 """Attention of the workers' GPUs: ORCA's own kernels, torch's library, or (auto) what suits the GPU."""
 
 
-def backend_of(device: str) -> Backend:
-    """Return the data plane's backend for workers on a device, cpu or cuda."""
+def backend_of(device: Device) -> Backend:
+    """Return the default backend of the data plane for workers on a device."""
     return "nccl" if device == "cuda" else "gloo"
 
 
-def quantization_refusal(quantization: Quantization, backend: Backend) -> str:
-    """Return why a backend's workers refuse a quantization; "" if they do not."""
-    if quantization == "none" or backend == "gloo":
+def device_of(backend: Backend) -> Device:
+    """Return the default device of workers with a backend of the data plane."""
+    return "cuda" if backend == "nccl" else "cpu"
+
+
+def backend_refusal(device: Device, backend: Backend) -> str:
+    """Return why workers on a device refuse a backend of the data plane; "" if they do not."""
+    if device == "cpu" and backend == "nccl":
+        return "nccl: needs GPUs, use gloo or --device cuda"
+    return ""
+
+
+def tensor_parallel_refusal(tensor_parallel_size: int, device: Device, backend: Backend) -> str:
+    """Return why workers refuse a number of ranks; "" if they do not."""
+    if tensor_parallel_size == 1 or device == "cpu" or backend == "nccl":
+        return ""
+    return f"{tensor_parallel_size}: on GPUs the ranks of a worker need nccl, use 1 or --communication-backend nccl"
+
+
+def quantization_refusal(quantization: Quantization, device: Device) -> str:
+    """Return why workers on a device refuse a quantization; "" if they do not."""
+    if quantization == "none" or device == "cpu":
         return ""
     return f"{quantization}: the CUDA kernels lack it, use none or a CPU"
 
 
-def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, backend: Backend) -> str:
-    """Return why a backend's workers refuse a type of cached keys and values; "" if they do not."""
-    if kv_cache_dtype == "auto" or backend == "gloo":
+def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, device: Device) -> str:
+    """Return why workers on a device refuse a type of cached keys and values; "" if they do not."""
+    if kv_cache_dtype == "auto" or device == "cpu":
         return ""
     return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"
 

@@ -14,11 +14,15 @@ from orca_contract import rank_environment
 from orca_contract.message import Message, Positive, Since
 from orca_contract.model_choices import (
     Backend,
+    Device,
     Dtype,
     KvCacheDtype,
     Quantization,
+    backend_refusal,
+    device_of,
     kv_cache_refusal,
     quantization_refusal,
+    tensor_parallel_refusal,
 )
 
 MAX_PATH_LENGTH = 4096
@@ -44,11 +48,19 @@ class ModelSpec(Message):
 
 
 class Communication(Message):
-    """The data plane. `env` goes to the rank processes (rank_environment.py)."""
+    """The data plane. `device` is that of the workers, None: the backend's own; `env` goes to the rank processes
+    (rank_environment.py).
+    """
 
     backend: Backend = "gloo"
+    device: Annotated[Device | None, Since(10)] = None
     socket_interface: str = ""
     env: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def workers_device(self) -> Device:
+        """The device of the workers."""
+        return self.device or device_of(self.backend)
 
 
 class PipelineSpec(Message):
@@ -78,10 +90,15 @@ class Topology(Message):
         """
         if reason := rank_environment.refusal(self.communication.env):
             return f"communication.env: {reason}"
-        if reason := quantization_refusal(self.model.quantization, self.communication.backend):
-            return f"model.quantization: {reason}"
-        if reason := kv_cache_refusal(self.model.kv_cache_dtype, self.communication.backend):
-            return f"model.kvCacheDtype: {reason}"
+        device, backend = self.communication.workers_device, self.communication.backend
+        for name, reason in (
+            ("communication.backend", backend_refusal(device, backend)),
+            ("tensorParallelSize", tensor_parallel_refusal(self.tensor_parallel_size, device, backend)),
+            ("model.quantization", quantization_refusal(self.model.quantization, device)),
+            ("model.kvCacheDtype", kv_cache_refusal(self.model.kv_cache_dtype, device)),
+        ):
+            if reason:
+                return f"{name}: {reason}"
         for index, pipeline in enumerate(self.pipelines):
             if len(pipeline.workers) != self.pipeline_parallel_size:
                 return (

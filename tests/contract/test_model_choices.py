@@ -6,20 +6,51 @@ import subprocess
 import sys
 
 import pytest
-from orca_contract.model_choices import attention_refusal, backend_of, kv_cache_refusal, quantization_refusal
+from orca_contract.model_choices import (
+    attention_refusal,
+    backend_of,
+    backend_refusal,
+    device_of,
+    kv_cache_refusal,
+    quantization_refusal,
+    tensor_parallel_refusal,
+)
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl")])
 def test_the_backend_of_a_device(device, backend):
     assert backend_of(device) == backend
+    assert device_of(backend) == device
+
+
+def test_only_nccl_on_cpus_is_refused():
+    refused = {
+        (device, backend)
+        for device in ("cpu", "cuda")
+        for backend in ("gloo", "nccl")
+        if backend_refusal(device, backend)
+    }
+    assert refused == {("cpu", "nccl")}
+    assert backend_refusal("cpu", "nccl") == "nccl: needs GPUs, use gloo or --device cuda"
+
+
+def test_only_gloo_on_gpus_refuses_ranks_that_split_a_layer():
+    refused = {
+        (size, *choice)
+        for size in (1, 2)
+        for choice in (("cpu", "gloo"), ("cuda", "gloo"), ("cuda", "nccl"))
+        if tensor_parallel_refusal(size, *choice)
+    }
+    assert refused == {(2, "cuda", "gloo")}
+    assert tensor_parallel_refusal(2, "cuda", "gloo").endswith("use 1 or --communication-backend nccl")
 
 
 @pytest.mark.parametrize(
     ("refusal", "plain", "other"), [(quantization_refusal, "none", "int4"), (kv_cache_refusal, "auto", "int8")]
 )
 def test_only_cuda_refuses_integers(refusal, plain, other):
-    assert [refusal(plain, "gloo"), refusal(other, "gloo"), refusal(plain, "nccl")] == [""] * 3
-    assert refusal(other, "nccl").startswith(f"{other}: the CUDA kernels lack it")
+    assert [refusal(plain, "cpu"), refusal(other, "cpu"), refusal(plain, "cuda")] == [""] * 3
+    assert refusal(other, "cuda").startswith(f"{other}: the CUDA kernels lack it")
 
 
 def test_only_gpus_have_a_choice_of_attention():

@@ -34,6 +34,18 @@ def test_a_topology_of_defaults_is_one_worker_on_cpus():
             "model.quantization: int8: the CUDA kernels lack it, use none or a CPU",
         ),
         ({"communication": Communication(env={"LD_PRELOAD": "x"})}, "communication.env: "),
+        ({"communication": Communication(backend="nccl", device="cpu")}, "communication.backend: nccl: needs GPUs"),
+        (
+            {"communication": Communication(device="cuda"), "tensor_parallel_size": 2},
+            "tensorParallelSize: 2: on GPUs the ranks of a worker need nccl",
+        ),
+        (
+            {
+                "model": MODEL.model_copy(update={"quantization": "int8"}),
+                "communication": Communication(device="cuda"),
+            },
+            "model.quantization: int8: the CUDA kernels lack it, use none or a CPU",
+        ),
         (
             {
                 "model": MODEL.model_copy(update={"kv_cache_dtype": "int8"}),
@@ -65,6 +77,7 @@ def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
         ({"pipelines": [{"id": "a", "workers": []}]}, "pipelines.0.workers"),
         ({"tensorParallelSize": 0}, "tensorParallelSize"),
         ({"communication": {"backend": "mpi"}}, "communication.backend"),
+        ({"communication": {"device": "tpu"}}, "communication.device"),
         ({"model": {"path": "a", "servedName": "m", "kvCacheDtype": "fp8"}}, "model.kvCacheDtype"),
     ],
 )
@@ -82,6 +95,25 @@ def test_masters_of_older_versions_do_not_get_the_default_of_a_newer_field():
     of_integers = topology(model=MODEL.model_copy(update={"kv_cache_dtype": "int8"}))
     assert of_integers.wire()["model"]["kvCacheDtype"] == "int8"
     assert of_integers.unknown_to(7) == ["model.kvCacheDtype"]
+    assert "device" not in topology().wire()["communication"]
+    over_gloo = topology(communication=Communication(device="cuda"))
+    assert over_gloo.wire()["communication"]["device"] == "cuda"
+    assert over_gloo.unknown_to(9) == ["communication.device"]
+
+
+@pytest.mark.parametrize(
+    ("written", "device"),
+    [
+        ({}, "cpu"),
+        ({"backend": "gloo"}, "cpu"),
+        ({"backend": "nccl"}, "cuda"),
+        ({"backend": "gloo", "device": "cuda"}, "cuda"),
+        ({"backend": "gloo", "device": "cpu"}, "cpu"),
+    ],
+)
+def test_documents_without_a_device_have_that_of_the_backend(written, device):
+    message, unknown = read(Topology, json.dumps({**topology().wire(), "communication": written}).encode())
+    assert (message.communication.workers_device, unknown, message.refusal()) == (device, frozenset(), "")
 
 
 def test_the_wire_is_camel_case_and_reads_back():

@@ -14,13 +14,17 @@ FORMED = FormedPipeline("p0", "llama", 32, "bfloat16", 4096, "C++ x86-64-v3", 81
 
 
 def snapshot(
-    formed: FormedPipeline | None, num_serving: int = 1, num_pipelines: int = 1, backend: str = "gloo"
+    formed: FormedPipeline | None,
+    num_serving: int = 1,
+    num_pipelines: int = 1,
+    backend: str = "gloo",
+    device: str | None = None,
 ) -> EngineSnapshot:
     topology = Topology(
         model=ModelSpec(path="/m", served_name="m"),
         pipeline_parallel_size=2,
         tensor_parallel_size=1,
-        communication=Communication(backend=backend),
+        communication=Communication(backend=backend, device=device),
         pipelines=[
             PipelineSpec(id=f"p{index}", workers=[f"a:{index + 1}", f"b:{index + 1}"]) for index in range(num_pipelines)
         ],
@@ -45,6 +49,11 @@ def test_one_pipeline():
         "kernels: C++ x86-64-v3, level L1 of exactness",
         "K/V slots: 8192 (512 blocks of 16), as --kv-slots says; …",
     ]
+
+
+def test_gpus_over_gloo():
+    _, engine, *_ = start_report(snapshot(FORMED, device="cuda"))
+    assert engine == "engine: 1 pipeline of 2 partitions (P) x 1 rank (T) on cuda (gloo)"
 
 
 @pytest.mark.parametrize(("num_serving", "words"), [(3, "3 pipelines of"), (1, "3 pipelines (1 so far) of")])

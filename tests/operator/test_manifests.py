@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from orca_contract.message import read
+from orca_contract.topology import Topology
 from orca_operator import names
 from orca_operator.actions import Apply
 from orca_operator.manifests import access, boot
@@ -103,6 +104,30 @@ def test_a_cpu_worker_without_a_memory_limit_knows_its_request(backend, resource
     found = [entry for entry in container["env"] if entry["name"] == "ORCA_MEMORY_REQUEST"]
     field = {"containerName": "worker", "resource": "requests.memory", "divisor": "1"}
     assert found == [{"name": "ORCA_MEMORY_REQUEST", "valueFrom": {"resourceFieldRef": field}}] * there
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "on_gpus"),
+    [
+        ("gloo", None, False),
+        ("gloo", "cpu", False),
+        ("gloo", "cuda", True),
+        ("nccl", None, True),
+        ("nccl", "cuda", True),
+    ],
+)
+def test_only_workers_on_gpus_get_some(backend, device, on_gpus):
+    spec = merged(MINIMAL, communication={"backend": backend}, worker={"device": device} if device else {})
+    (worker,) = (found for found in manifests(spec) if found["kind"] == "StatefulSet")
+    pod = worker["spec"]["template"]["spec"]
+    assert (pod["containers"][0]["resources"].get("limits", {}).get("nvidia.com/gpu") == "1") == on_gpus
+    assert any(each.get("key") == "nvidia.com/gpu" for each in pod.get("tolerations", [])) == on_gpus
+    (boot,) = (found for found in manifests(spec) if found["kind"] == "ConfigMap" and "topology.json" in found["data"])
+    written = json.loads(boot["data"]["topology.json"])["communication"]
+    assert written.get("device") == device, "masters of older versions know no device"
+    assert Topology.model_validate_json(boot["data"]["topology.json"]).communication.workers_device == (
+        "cuda" if on_gpus else "cpu"
+    )
 
 
 def pod_specs(spec: dict) -> list[dict]:

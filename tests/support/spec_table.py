@@ -35,6 +35,7 @@ FIELDS: list[Row] = [
     ("demo", {"model": {**FILE, "name": "n" * 513}}, "spec.model.name"),
     ("demo", {"model": {**FILE, "name": "ü" * 512}}, None),
     ("demo", {"model": "file:///m"}, "spec.model"),
+    demo("spec.worker.device", worker={"device": "tpu"}),
     demo("spec.replicas", replicas=-1),
     demo("spec.replicas", replicas=1001),
     demo("spec.replicas", replicas="2"),
@@ -353,6 +354,29 @@ RULES: list[Row] = [
     demo("spec.master.extraArgs", master={"extraArgs": ["--kv-cache-dtype=int8"]}),
     demo("spec.model.quantization", model={**FILE, "quantization": "w8a8"}),
     demo(model={**FILE, "quantization": "w8a8"}, communication={"backend": "gloo"}),
+    demo(worker={"device": "cuda"}, communication={"backend": "gloo"}),
+    demo(worker={"device": "cuda"}, parallelism={"tensorParallelSize": 2}),
+    demo(worker={"device": "cpu"}, communication={"backend": "gloo"}, parallelism={"tensorParallelSize": 2}),
+    demo("spec.worker.device", worker={"device": "cpu"}),
+    demo(
+        "spec.parallelism.tensorParallelSize",
+        worker={"device": "cuda"},
+        communication={"backend": "gloo"},
+        parallelism={"tensorParallelSize": 2},
+    ),
+    demo(worker={"device": "cuda"}, communication={"backend": "gloo"}, model={**FILE, "dtype": "float16"}),
+    demo(
+        "spec.model.quantization",
+        worker={"device": "cuda"},
+        communication={"backend": "gloo"},
+        model={**FILE, "quantization": "int8"},
+    ),
+    demo(
+        "spec.model.kvCacheDtype",
+        worker={"device": "cuda"},
+        communication={"backend": "gloo"},
+        model={**FILE, "kvCacheDtype": "int8"},
+    ),
 ]
 """Rules beyond a schema: each has a row that breaks only this rule."""
 

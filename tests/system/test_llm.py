@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from orca import LLM
+from orca_master.errors import ConfigurationError
 from support.checkpoints import with_tokenizer
 from support.served import descendants
 
@@ -127,3 +129,18 @@ except Exception as error:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert result.stdout.startswith("ConfigurationError /nowhere/config.json: No such file"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"communication_backend": "nccl"}, "communication_backend nccl: needs GPUs, use gloo or"),
+        (
+            {"device": "cuda", "communication_backend": "gloo", "tensor_parallel_size": 2},
+            "tensor_parallel_size 2: on GPUs the ranks of a worker need nccl",
+        ),
+    ],
+)
+def test_a_data_plane_that_no_worker_has_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        LLM("/nowhere", **options)

@@ -170,6 +170,26 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--pipeline", "a:1", "--model", "m", "--communication-backend", "nccl", "--quantization", "int8"],
         "--quantization int8: the CUDA kernels lack it, use none or a CPU",
     ),
+    (
+        ["serve", str(DEMO), "--communication-backend", "nccl"],
+        "--communication-backend nccl: needs GPUs, use gloo or --device cuda",
+    ),
+    (
+        ["serve", str(DEMO), "--device", "cuda", "--communication-backend", "gloo", "-tp", "2"],
+        "--tensor-parallel-size 2: on GPUs the ranks of a worker need nccl, use 1 or --communication-backend nccl",
+    ),
+    (
+        ["master", "--pipeline", "a:1", "--model", "m", "--device", "cpu", "--communication-backend", "nccl"],
+        "--communication-backend nccl: needs GPUs, use gloo or --device cuda",
+    ),
+    (
+        ["master", "--topology", "t", "--device", "cuda", "--insecure"],
+        "--device: not allowed with --topology, whose file sets it",
+    ),
+    (
+        ["bench", "engine", str(DEMO), "--communication-backend", "nccl"],
+        "--communication-backend nccl: needs GPUs, use gloo or --device cuda",
+    ),
     (["serve", "m", "--kv-cache-dtype", "fp8"], "invalid choice: 'fp8' (choose from"),
     (
         ["serve", str(DEMO), "--device", "cuda", "--kv-cache-dtype", "int8"],

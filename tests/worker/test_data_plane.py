@@ -15,6 +15,7 @@ from orca_worker.errors import NeighbourError
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 SECONDS = 60
+CPU, GPU = torch.device("cpu"), torch.device("meta")
 
 
 class Group:
@@ -93,11 +94,17 @@ class Torch:
         self.destroyed += 1
 
 
-def plane(monkeypatch: pytest.MonkeyPatch, distributed: Torch, backend: str, rank: int = 0) -> DataPlane:
+def plane(
+    monkeypatch: pytest.MonkeyPatch,
+    distributed: Torch,
+    backend: str,
+    rank: int = 0,
+    device: torch.device = CPU,
+) -> DataPlane:
     monkeypatch.setattr(data_plane, "dist", distributed)
     monkeypatch.setattr(data_plane, "share_memory", lambda *_: None)
     distributed.distributed_c10d._set_pg_timeout = lambda *_: None
-    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2)
+    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2, device)
 
 
 def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
@@ -105,7 +112,7 @@ def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
     distributed = Torch()
     left = plane(monkeypatch, distributed, "nccl")
     distributed.own.graphs_gone.clear()
-    left.post((1, 4), torch.float32, torch.device("cpu"), 2)
+    left.post((1, 4), torch.float32, 2)
 
     def leave() -> None:
         assert distributed.received[0].waits.wait(SECONDS)
@@ -148,7 +155,7 @@ def test_only_gloo_gets_a_timeout(backend, arguments, monkeypatch):
     """With a timeout NCCL's `wait` blocks the host until the data has arrived, and the next results are late."""
     distributed = Torch()
     left = plane(monkeypatch, distributed, backend)
-    left.post((1, 4), torch.float32, torch.device("cpu"), 2)
+    left.post((1, 4), torch.float32, 2)
     distributed.world.aborted.set()
     with pytest.raises(NeighbourError):
         left.receive()
@@ -163,7 +170,7 @@ def test_communicators_come_into_being_with_the_group_within_its_timeout(rank, c
     distributed = Torch()
     joined = plane(monkeypatch, distributed, "nccl", rank)
     monkeypatch.setattr(Work, "complete", True)
-    joined.connect(torch.device("cpu"))
+    joined.connect()
     assert distributed.calls == calls
     assert [work.arguments for work in distributed.received] == [(datetime.timedelta(seconds=SECONDS),)] * 2
 
@@ -173,11 +180,54 @@ def test_a_rank_that_does_not_connect_is_a_lost_neighbour(monkeypatch):
     joined = plane(monkeypatch, distributed, "nccl")
     distributed.world.aborted.set()
     with pytest.raises(NeighbourError, match="rank 0 could not connect over NCCL: NCCL communicator was") as caught:
-        joined.connect(torch.device("cpu"))
+        joined.connect()
     assert set(caught.value.lost_ranks) == {1, 2}
 
 
 def test_gloo_has_connected_already(monkeypatch):
     distributed = Torch()
-    plane(monkeypatch, distributed, "gloo").connect(torch.device("cpu"))
+    plane(monkeypatch, distributed, "gloo").connect()
     assert distributed.calls == []
+
+
+def test_gloo_reaches_a_gpu_through_memory_of_the_host(monkeypatch):
+    """The device "meta" plays the GPU."""
+    distributed, threads = Torch(), []
+    joined = plane(monkeypatch, distributed, "gloo", 2, GPU)
+    joined.post((3, 4), torch.float32, 2)
+    assert joined._receives[0][1].device.type == "cpu"
+    monkeypatch.setattr(Work, "complete", True)
+    received = joined.receive()
+    assert (received.device, received.shape) == (GPU, (3, 4))
+
+    def isend(hidden: torch.Tensor, receiver: int) -> Work:
+        threads.append(threading.current_thread().name)
+        return Torch.isend(distributed, hidden, receiver)
+
+    monkeypatch.setattr(distributed, "isend", isend)
+    for _ in range(4):
+        joined.send(received, 2)  # the last two wait for the end of the first two
+    assert threads[:2] == ["sends"] * 2
+    assert set(distributed.calls) == {("receive", 0), ("send", 4)}
+    joined.close()
+    assert distributed.destroyed == 1
+
+
+def test_a_lost_receiver_is_a_lost_neighbour_of_a_gpu_over_gloo(monkeypatch):
+    distributed = Torch()
+    joined = plane(monkeypatch, distributed, "gloo", device=GPU)
+    distributed.world.aborted.set()  # every wait fails
+    for _ in range(2):
+        joined.send(torch.zeros(1), 2)
+    with pytest.raises(NeighbourError, match="rank 0 lost rank 2 of an adjacent partition") as caught:
+        joined.send(torch.zeros(1), 2)
+    assert caught.value.lost_ranks == [2]
+
+
+def test_leaving_a_group_ends_the_sends_of_a_gpu(monkeypatch):
+    joined = plane(monkeypatch, Torch(), "gloo", device=GPU)
+    joined.abandon()
+    for _ in range(2):
+        joined.send(torch.zeros(1), 2)
+    with pytest.raises(NeighbourError, match="the epoch is over"):
+        joined.send(torch.zeros(1), 2)

@@ -195,7 +195,7 @@ def test_nor_with_attention_by_torch(name, checkpoint, monkeypatch):
 
 def check_waits(path: Path, sampling: pb.Sampling, dtype: str, library: Torch | None, monkeypatch) -> None:
     """Run iterations on a GPU that the device "meta" plays, and assert that the host has not waited."""
-    monkeypatch.setattr(loaded_partition, "_device", lambda *_: GPU)
+    monkeypatch.setattr(loaded_partition, "rank_device", lambda *_: GPU)
     monkeypatch.setattr(loaded_partition, "kernels_for", lambda *_: CudaKernels(NoLauncher(), library=library))
     request = pb.LoadRequest(
         model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype=dtype,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from orca_contract.model_choices import backend_of
 from orca_contract.topology import ModelSpec
 from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
@@ -16,12 +15,26 @@ from orca_worker.ranks import rank_starts
 
 
 def test_the_option():
-    assert EarlyRanks.parse("2:4:8:cuda") == EarlyRanks(2, 4, 8, "cuda")
+    assert EarlyRanks.parse("2:4:8:cuda") == EarlyRanks(2, 4, 8, "cuda", "nccl")
+    assert EarlyRanks.parse("1:0:2:cpu") == EarlyRanks(1, 0, 2, "cpu", "gloo")
+    assert EarlyRanks.parse("1:0:2:cuda:gloo") == EarlyRanks(1, 0, 2, "cuda", "gloo")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1", "1:0:1:tpu", "1:0:1:cpu:", "-1:0:1:cpu", "0:0:1:cpu", "2:1:4:cpu", "2:2:2:cpu", "2:0:3:cpu"],
+    [
+        "",
+        "1",
+        "1:0:1:tpu",
+        "1:0:1:cpu:",
+        "1:0:1:cpu:nccl",
+        "1:0:1:cuda:mpi",
+        "-1:0:1:cpu",
+        "0:0:1:cpu",
+        "2:1:4:cpu",
+        "2:2:2:cpu",
+        "2:0:3:cpu",
+    ],
 )
 def test_a_mistake_in_the_option(text, capsys):
     with pytest.raises(argparse.ArgumentTypeError):
@@ -32,17 +45,19 @@ def test_a_mistake_in_the_option(text, capsys):
     assert line.startswith("orca worker: error: argument --start-ranks: ")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl"), ("cuda", "gloo")])
 @pytest.mark.parametrize(("replicas", "partitions", "ranks"), [(1, 1, 1), (1, 2, 3), (2, 2, 1), (3, 1, 2)])
-def test_they_are_started_like_the_ranks_of_the_load(device, replicas, partitions, ranks):
+def test_they_are_started_like_the_ranks_of_the_load(device, backend, replicas, partitions, ranks):
     num_workers = replicas * partitions
     addresses = [f"unix:/tmp/{index}" for index in range(num_workers)]
     model = ModelSpec(path="/model", served_name="model")
-    topology = local_topology(model, partitions, ranks, device, addresses)
+    topology = local_topology(model, partitions, ranks, device, backend, addresses)
     requests = [request for spec in topology.pipelines for request in load_requests(spec, topology, EngineConfig())]
     for index, request in enumerate(requests):
-        early = EarlyRanks.parse(f"{ranks}:{index * ranks}:{num_workers * ranks}:{device}").request()
+        early = EarlyRanks.parse(f"{ranks}:{index * ranks}:{num_workers * ranks}:{device}:{backend}").request()
         starts, wanted = rank_starts(early, may_pin=True), rank_starts(request, may_pin=True)
         assert starts == wanted
         assert all(start.environment["GLOO_SOCKET_IFNAME"] == "lo" for start in starts)
-    assert (topology.communication.backend, len(requests)) == (backend_of(device), num_workers)
+    assert [(request.device, request.communication_backend) for request in requests] == [
+        (device, backend)
+    ] * num_workers

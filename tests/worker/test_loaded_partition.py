@@ -71,6 +71,11 @@ def test_the_facts_name_the_type_of_the_cache(checkpoint):
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "kv_cache_dtype int8: the CUDA kernels lack it, use auto or a CPU",
         ),
+        ({"communication_backend": "nccl"}, "communication_backend nccl: needs GPUs, use gloo or --device cuda"),
+        (
+            {"device": "cuda", "communication_backend": "gloo", "tensor_parallel_size": 2},
+            "tensor_parallel_size 2: on GPUs the ranks of a worker need nccl, use 1 or --communication-backend nccl",
+        ),
         (
             {"deterministic": True, "device": "cuda"},
             "--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU",
@@ -87,6 +92,8 @@ def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
     check_request(request("m", deterministic=True))
     check_request(request("m", attention_backend="auto"))
     check_request(request("m", attention_backend="torch", device="cuda"))
+    check_request(request("m", device="cuda", communication_backend="gloo"))
+    check_request(request("m", device="cuda", communication_backend="nccl", tensor_parallel_size=2))
     with pytest.raises(ModelError, match=f"^{message}$"):
         check_request(request("m", **fields))
 

@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--start-ranks",
         type=EarlyRanks.parse,
-        metavar="COUNT:FIRST:TOTAL:DEVICE",
+        metavar="COUNT:FIRST:TOTAL:DEVICE[:BACKEND]",
         help="start rank processes before a master comes, so that they import torch meanwhile: COUNT ranks, those from "
         "FIRST on of the TOTAL on this machine (none)",
     )

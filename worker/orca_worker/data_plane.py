@@ -1,5 +1,7 @@
 """`DataPlane`: the process group of one epoch, and the transfer of activations between partitions, over NCCL or gloo.
 
+gloo reaches a GPU through memory of the host (staging.py).
+
 Only activations use this path. Sends are asynchronous, and their buffers are kept until they complete, at most one per
 in-flight iteration: a stage never waits for a slow peer (a blocking gloo send waits for the receive even at 3 KB).
 """
@@ -16,14 +18,16 @@ import torch.distributed as dist
 from orca_protos.deadlines import CONNECT_SECONDS
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from orca_worker.device_copies import HostCopies
 from orca_worker.errors import NeighbourError
 from orca_worker.group_abort import GroupAbort
 from orca_worker.shared_sum import share_memory
+from orca_worker.staging import Staging
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 
 class DataPlane:
-    """The process group of one epoch. Every rank of the pipeline must create it at the same time.
+    """The process group of one epoch, whose ranks compute on `device`. Every rank must create it at the same time.
 
     `timeout`: seconds to wait for another rank. Raises NeighbourError if the ranks do not connect.
     """
@@ -37,7 +41,9 @@ class DataPlane:
         group: TensorParallelGroup,
         timeout: float,
         max_in_flight: int,
+        device: torch.device,
     ) -> None:
+        self._device = device
         self._rank = rank
         self._world_size = world_size
         self._max_in_flight = max_in_flight
@@ -51,6 +57,10 @@ class DataPlane:
         self._closed = False
         self._abort = GroupAbort(())
         """Of NCCL's groups, whose waits only an abort ends."""
+        self._staging: Staging | None = None
+        if backend == "gloo" and device.type != "cpu":
+            copies = HostCopies(device)
+            self._staging = Staging(device, copies, _start_send, self._lost, self._timeout, max(1, max_in_flight))
         # gloo's wait for the connection of a rank that has died cannot be interrupted. NCCL connects later.
         connect = datetime.timedelta(seconds=min(timeout, CONNECT_SECONDS)) if backend == "gloo" else self._timeout
         try:
@@ -77,14 +87,14 @@ class DataPlane:
                 own_group = group
         return own_group
 
-    def connect(self, device: torch.device) -> None:
+    def connect(self) -> None:
         """Create NCCL's communicators, which would come into being in the first iteration; gloo has connected already.
 
         Raises NeighbourError after the group's timeout: it blocks the host, unlike the waits of iterations.
         """
         if self.posts_ahead:
             return
-        token, size = torch.zeros(1, device=device), self._group.size
+        token, size = torch.zeros(1, device=self._device), self._group.size
         before, after = self._rank - size, self._rank + size
         others = [other for other in (before, after) if 0 <= other < self._world_size]
         try:
@@ -100,21 +110,28 @@ class DataPlane:
 
     def send(self, hidden: torch.Tensor, distance: int) -> None:
         """Start sending `hidden` to the rank `distance` after this one."""
+        receiver = self._rank + distance
+        if self._staging is not None:
+            self._staging.send(hidden, receiver)
+            return
         while len(self._sends) >= self._max_in_flight:
             self._wait(*self._sends.popleft())
-        receiver = self._rank + distance
         try:
-            work = _start(dist.isend(hidden, receiver))
+            work = _start_send(hidden, receiver)
         except RuntimeError as error:
             raise self._lost(receiver, error) from error
         self._sends.append((work, hidden, receiver))
 
-    def post(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, distance: int) -> None:
+    def post(self, shape: tuple[int, ...], dtype: torch.dtype, distance: int) -> None:
         """Start receiving activations of `shape` from the rank `distance` before this one; from any thread.
 
         Does nothing after `close`.
         """
-        hidden, sender = torch.empty(shape, dtype=dtype, device=device), self._rank - distance
+        sender = self._rank - distance
+        if self._staging is not None:
+            hidden = self._staging.buffer(shape, dtype)
+        else:
+            hidden = torch.empty(shape, dtype=dtype, device=self._device)
         with self._closing:
             if self._closed:
                 return
@@ -128,7 +145,7 @@ class DataPlane:
         """Wait for the receive that was posted first, and return its activations."""
         work, hidden, sender = self._receives.popleft()
         self._wait(work, hidden, sender)
-        return hidden
+        return hidden if self._staging is None else self._staging.to_device(hidden)
 
     def abandon(self) -> None:
         """End this process's waits for lost ranks, from any thread; the group cannot be used afterwards.
@@ -138,6 +155,8 @@ class DataPlane:
         """
         if (shared := self._group.shared) is not None:
             shared.leave()
+        if self._staging is not None:
+            self._staging.leave()
         self._abort.begin()
 
     def close(self) -> None:
@@ -150,6 +169,8 @@ class DataPlane:
         with self._closing:
             self._closed = True
             self._sends.clear()
+            if self._staging is not None:
+                self._staging.close()
             self._receives.clear()
             self._group.shared = self._group.process_group = None
             if dist.is_initialized():
@@ -170,6 +191,10 @@ class DataPlane:
         # Without gloo's prefix, its source file, and its suffix, general advice.
         summary = re.sub(r"^\[[^]]*\] *|\. This .*", "", str(error).splitlines()[0])
         return NeighbourError(f"rank {self._rank} lost rank {other} of an adjacent partition: {summary}", [other])
+
+
+def _start_send(hidden: torch.Tensor, receiver: int) -> dist.Work:
+    return _start(dist.isend(hidden, receiver))
 
 
 def _start(work: dist.Work | None) -> dist.Work:

@@ -8,11 +8,15 @@ from orca_contract import rank_environment
 from orca_contract.model_choices import (
     AttentionBackend,
     Backend,
+    Device,
     KvCacheDtype,
     Quantization,
     attention_refusal,
+    backend_of,
+    backend_refusal,
     kv_cache_refusal,
     quantization_refusal,
+    tensor_parallel_refusal,
 )
 from orca_protos import engine_pb2 as pb
 
@@ -21,7 +25,7 @@ from orca_worker.errors import ModelError
 
 def check_request(request: pb.LoadRequest) -> None:
     """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, an unknown
-    attention, an option that the device lacks, or a forbidden environment variable.
+    attention, an option that the device or the data plane lacks, or a forbidden environment variable.
 
     A master of this version sends valid requests.
     """
@@ -37,13 +41,17 @@ def check_request(request: pb.LoadRequest) -> None:
     ):
         if value not in known:
             raise ModelError(f"{name} {value!r}: this worker knows {', '.join(known)}")
-    backend: Backend = "gloo" if request.device == "cpu" else "nccl"
-    if refusal := quantization_refusal(quantization(request), backend):
-        raise ModelError(f"quantization {refusal}")
-    if refusal := kv_cache_refusal(kv_cache_dtype(request), backend):
-        raise ModelError(f"kv_cache_dtype {refusal}")
-    if refusal := attention_refusal(attention_backend(request), request.device):
-        raise ModelError(f"attention_backend {refusal}")
+    device: Device = "cpu" if request.device == "cpu" else "cuda"
+    backend = cast("Backend", request.communication_backend or backend_of(device))
+    for name, refusal in (
+        ("communication_backend", backend_refusal(device, backend)),
+        ("tensor_parallel_size", tensor_parallel_refusal(request.tensor_parallel_size, device, backend)),
+        ("quantization", quantization_refusal(quantization(request), device)),
+        ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype(request), device)),
+        ("attention_backend", attention_refusal(attention_backend(request), device)),
+    ):
+        if refusal:
+            raise ModelError(f"{name} {refusal}")
     if request.deterministic and request.device != "cpu":
         raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:

@@ -19,6 +19,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
+from orca_worker.devices import rank_device
 from orca_worker.errors import ModelError
 from orca_worker.fused_sampler import FusedSampler
 from orca_worker.load_request import attention_backend, kv_cache_dtype, quantization
@@ -27,7 +28,6 @@ from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
 from orca_worker.sampler import Sampler, TorchSampler
 from orca_worker.tensor_parallel_group import TensorParallelGroup
-from orca_worker.torch_import import complete_torch
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     config = read_model_config(path)
     config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
     group = TensorParallelGroup(tensor_rank, request.tensor_parallel_size)
-    device = _device(request.device, request.first_device + tensor_rank)
+    device = rank_device(request, tensor_rank)
     dtype: torch.dtype = getattr(torch, config.dtype if request.dtype == "auto" else request.dtype)
     max_model_len = request.max_model_len or config.max_positions
     if max_model_len > config.longest:
@@ -125,15 +125,3 @@ def _demanded(backend: AttentionBackend) -> Iterator[None]:
         yield
     except AttentionBackendError as error:
         raise ModelError(f"--attention-backend {backend}: {error}: use auto") from error
-
-
-def _device(name: str, index: int) -> torch.device:
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ModelError("device cuda is requested, but this worker has no GPU: use the gloo backend on the CPU")
-    if index >= torch.cuda.device_count():
-        raise ModelError(f"CUDA device {index} is requested, but this machine has {torch.cuda.device_count()} devices")
-    complete_torch()  # which part of it CUDA needs has not been tried
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)

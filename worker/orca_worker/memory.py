@@ -29,20 +29,21 @@ class FreeMemory:
     """`num_bytes` that may still be used, and their `source` as text.
 
     `ceiling`: bytes that are physically available, more than `num_bytes` only if a memory request is nearly used up.
-    `used`: bytes of the request in use, 0 if no request applies.
+    `used`: bytes of the request in use, 0 if no request applies. `shared`: where the ranks are that share the bytes.
     """
 
     num_bytes: int
     source: str
     ceiling: int
     used: int = 0
+    shared: str = "on this host"
 
 
 def free_memory(device: torch.device, root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> FreeMemory:
     """Return the memory that is free for `device`; tests replace `root` and `environment`."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        return FreeMemory(free, "of the device", free)
+        return FreeMemory(free, "of the device", free, shared="on this device")
     available = host_memory(root)
     of_host = f"{_mib(available)} of the host"
     if (left := memory_left(root)) is not None:
@@ -75,7 +76,7 @@ def blocks_that_fit(
 
     blocks = fit(free.num_bytes)
     formula = (
-        f"({_mib(free.num_bytes)} free, {free.source}, x {utilization} / {sharers} on this host - {_mib(buffers)} "
+        f"({_mib(free.num_bytes)} free, {free.source}, x {utilization} / {sharers} {free.shared} - {_mib(buffers)} "
         f"buffers) / {block_bytes} bytes per block = {blocks} blocks"
     )
     if blocks < previous <= fit(free.num_bytes, sharers=1):

@@ -19,6 +19,7 @@ from orca_worker.data_plane import DataPlane
 from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.device_clock import DeviceClock
 from orca_worker.device_copies import HostCopies
+from orca_worker.devices import sharing_ranks
 from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import check_conditions, self_test_partition
 from orca_worker.kv_pools import KvPools
@@ -102,8 +103,9 @@ class Stage:
             self._group,
             request.group_timeout_ms / 1000,
             request.max_in_flight,
+            self._device,
         )
-        self._data_plane.connect(self._device)
+        self._data_plane.connect()
         if self._request.deterministic and self._group.size > 1 and self._group.shared is None:
             raise ModelError(
                 "--deterministic on: the ranks of a worker cannot share memory, and gloo's sums have no fixed order: "
@@ -129,10 +131,9 @@ class Stage:
         torch.cuda.empty_cache()  # no-op without CUDA
         self._run_largest(request.max_tokens)
         config, element = self._config, self._dtype.itemsize
-        on_cpu = self._device.type == "cpu"
         return blocks_that_fit(
             free_memory(self._device),
-            self._request.workers_on_host * self._request.tensor_parallel_size if on_cpu else 1,
+            sharing_ranks(self._request, self._group.rank, torch.cuda.device_count()),
             request.memory_utilization,
             request.max_tokens * (6 * config.hidden_size + 3 * config.intermediate_size) * element,
             self._pools.block_bytes,
@@ -267,7 +268,7 @@ class Stage:
 
     def _post(self, plane: DataPlane, iteration: pb.Iteration) -> None:
         shape = (len(iteration.token), self._config.hidden_size)
-        plane.post(shape, self._dtype, self._device, self._request.tensor_parallel_size)
+        plane.post(shape, self._dtype, self._request.tensor_parallel_size)
 
     def _plane(self) -> DataPlane:
         if self._data_plane is None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from orca_contract.model_choices import backend_of
+from orca_contract.model_choices import Backend, Device, device_of
 from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 
 def local_topology(
-    model: ModelSpec, pipeline_parallel_size: int, tensor_parallel_size: int, device: str, addresses: list[str]
+    model: ModelSpec,
+    pipeline_parallel_size: int,
+    tensor_parallel_size: int,
+    device: Device,
+    backend: Backend,
+    addresses: list[str],
 ) -> Topology:
     """Return the topology of workers on this machine, `pipeline_parallel_size` workers per pipeline."""
     size = pipeline_parallel_size
@@ -15,7 +20,9 @@ def local_topology(
         model=model,
         pipeline_parallel_size=size,
         tensor_parallel_size=tensor_parallel_size,
-        communication=Communication(backend=backend_of(device), socket_interface="lo"),
+        communication=Communication(
+            backend=backend, device=None if device == device_of(backend) else device, socket_interface="lo"
+        ),
         pipelines=[
             PipelineSpec(id=f"local-{index}", workers=addresses[index * size : (index + 1) * size])
             for index in range(len(addresses) // size)

@@ -6,9 +6,8 @@ import argparse
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from orca_contract.model_choices import Backend
+from orca_contract.model_choices import device_of
 from orca_contract.topology import Communication, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.log_lines import configure_logging
@@ -16,6 +15,7 @@ from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.config_file import with_config_file
+from orca_master.commands.device_options import add_device_options, devices_in_use
 from orca_master.commands.model_options import add_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         "--pipeline", action="append", metavar="HOST:PORT,…", help="workers of one pipeline, in partition order"
     )
     parser.add_argument("--model", help="with --pipeline: model directory, readable by master and workers")
-    parser.add_argument("--communication-backend", choices=get_args(Backend), default="gloo", help="data plane (gloo)")
+    add_device_options(parser, default_device=None)
     add_model_options(parser)
     add_engine_options(parser)
     add_server_options(parser)
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         arguments = parser.parse_args(with_config_file(argv))
         configure_logging(arguments.log_format, arguments.log_level)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
-        check_engine_options(arguments, "cuda" if topology.communication.backend == "nccl" else "cpu")
+        check_engine_options(arguments, topology.communication.workers_device)
         tls = _tls(arguments, topology)
         names = endpoint_config(arguments, topology.model.served_name)
         check(text_command(Path(topology.model.path), names.chat_template))
@@ -130,6 +130,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         "kv_cache_dtype",
         "max_model_len",
         "tensor_parallel_size",
+        "device",
         "communication_backend",
     ):
         if getattr(arguments, name) != parser.get_default(name):
@@ -143,11 +144,11 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
     pipelines = [pipeline.split(",") for pipeline in arguments.pipeline]
     if len({len(workers) for workers in pipelines}) != 1:
         raise ConfigurationError("--pipeline: every pipeline must have the same number of workers")
-    backend = arguments.communication_backend
+    device, backend = devices_in_use(arguments)
     return Topology(
-        model=model_spec(arguments, arguments.model, Path(arguments.model).name, backend),
+        model=model_spec(arguments, arguments.model, Path(arguments.model).name, device),
         pipeline_parallel_size=len(pipelines[0]),
         tensor_parallel_size=arguments.tensor_parallel_size,
-        communication=Communication(backend=backend),
+        communication=Communication(backend=backend, device=None if device == device_of(backend) else device),
         pipelines=[PipelineSpec(id=f"local-{index}", workers=workers) for index, workers in enumerate(pipelines)],
     )

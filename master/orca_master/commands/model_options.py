@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from orca_contract.model_choices import (
-    Backend,
+    Device,
     Dtype,
     KvCacheDtype,
     Quantization,
@@ -78,20 +78,20 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_model_options(arguments: argparse.Namespace, backend: Backend) -> None:
-    """Raise ConfigurationError for an option that the backend's workers refuse."""
-    if refusal := quantization_refusal(arguments.quantization, backend):
+def check_model_options(arguments: argparse.Namespace, device: Device) -> None:
+    """Raise ConfigurationError for an option that workers on the device refuse."""
+    if refusal := quantization_refusal(arguments.quantization, device):
         raise ConfigurationError(f"--quantization {refusal}")
-    if refusal := kv_cache_refusal(arguments.kv_cache_dtype, backend):
+    if refusal := kv_cache_refusal(arguments.kv_cache_dtype, device):
         raise ConfigurationError(f"--kv-cache-dtype {refusal}")
 
 
-def model_spec(arguments: argparse.Namespace, path: str, served_name: str, backend: Backend) -> ModelSpec:
+def model_spec(arguments: argparse.Namespace, path: str, served_name: str, device: Device) -> ModelSpec:
     """Return the model of these options; raise ConfigurationError."""
     from orca_contract.topology import ModelSpec
     from pydantic import ValidationError
 
-    check_model_options(arguments, backend)
+    check_model_options(arguments, device)
     try:
         return ModelSpec(
             path=path,

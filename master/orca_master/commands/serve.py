@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from orca_contract.model_choices import backend_of
+from orca_contract.model_choices import Device
 from orca_protos.command_line import OneLineParser
 from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
@@ -25,6 +25,7 @@ from orca_protos.model_files import FileError, MissingFileError, regular_file
 from orca_master.commands.argument_types import positive
 from orca_master.commands.child_process import fork
 from orca_master.commands.config_file import with_config_file
+from orca_master.commands.device_options import add_device_options, devices_in_use
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.model_options import add_model_options, check_model_options, model_spec
 from orca_master.commands.options import (
@@ -57,11 +58,11 @@ def main(argv: list[str]) -> int:
         arguments = parser.parse_args(with_config_file(argv, positional="model"))
         configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
-        _check_options(arguments)
+        device, backend = devices_in_use(arguments)
+        _check_options(arguments, device)
         names = endpoint_config(arguments, model.name)
         journal = journal_config(arguments)
-        ranks = arguments.tensor_parallel_size
-        num_workers = arguments.replicas * arguments.pipeline_parallel_size
+        ranks, num_workers = arguments.tensor_parallel_size, arguments.replicas * arguments.pipeline_parallel_size
         checks = _checks(arguments, model, names.chat_template)
         if num_workers * ranks > len(os.sched_getaffinity(0)):
             # More ranks than cores gain nothing, and a size that the model refuses must not start thousands of them.
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> int:
 
         # Importing torch takes longer than all else: the ranks do it beside the checks and this process's imports.
         def early_ranks(index: int) -> list[str]:
-            return ["--start-ranks", f"{ranks}:{index * ranks}:{num_workers * ranks}:{arguments.device}"]
+            return ["--start-ranks", f"{ranks}:{index * ranks}:{num_workers * ranks}:{device}:{backend}"]
 
         local_workers = LocalWorkers(num_workers, worker_options, early_ranks)
     except ConfigurationError as error:
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> int:
                 # Here and not in the master, which is forked, so that a restarted master is ready sooner.
                 from orca_master.commands.local_topology import local_topology
                 from orca_master.commands.server import run_to_exit_code
-            spec = model_spec(arguments, str(model), names.model_names[0], backend_of(arguments.device))
+            spec = model_spec(arguments, str(model), names.model_names[0], device)
             listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
         except ConfigurationError as error:
             workers.kill()
@@ -102,7 +103,8 @@ def main(argv: list[str]) -> int:
                 spec,
                 arguments.pipeline_parallel_size,
                 ranks,
-                arguments.device,
+                device,
+                backend,
                 workers.addresses,
             )
             seconds = float(arguments.recovery_timeout)
@@ -140,7 +142,7 @@ def _parser() -> OneLineParser:
         help="inter-layer partitions, one worker process each (1)",
     )
     parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu with gloo, cuda with NCCL (cpu)")
+    add_device_options(parser, default_device="cpu")
     parser.add_argument(
         "--recovery-timeout",
         type=positive,
@@ -159,10 +161,10 @@ def _parser() -> OneLineParser:
     return parser
 
 
-def _check_options(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace, device: Device) -> None:
     """Raise ConfigurationError for an option that workers on the device refuse."""
-    check_model_options(arguments, backend_of(arguments.device))
-    check_engine_options(arguments, arguments.device)
+    check_model_options(arguments, device)
+    check_engine_options(arguments, device)
 
 
 def _checks(arguments: argparse.Namespace, model: Path, chat_template: Path | None) -> list[list[str]]:

@@ -19,8 +19,7 @@ def start_report(engine: EngineSnapshot) -> list[str]:
     pipelines = _counted(num_pipelines, "pipeline") + (f" ({serving} so far)" if serving < num_pipelines else "")
     partitions = _counted(topology.pipeline_parallel_size, "partition")
     ranks = _counted(topology.tensor_parallel_size, "rank")
-    backend = topology.communication.backend
-    device = "cuda" if backend == "nccl" else "cpu"
+    device, backend = topology.communication.workers_device, topology.communication.backend
     weights = f" with {formed.quantization} weights" if formed.quantization else ""
     cache = f"{formed.kv_cache_dtype}, " if formed.kv_cache_dtype else ""
     in_pipeline = f" in pipeline {formed.id}" if num_pipelines > 1 else ""

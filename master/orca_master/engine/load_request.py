@@ -18,7 +18,7 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             pipeline_parallel_size=topology.pipeline_parallel_size,
             tensor_parallel_size=topology.tensor_parallel_size,
             dtype=topology.model.dtype,
-            device="cuda" if topology.communication.backend == "nccl" else "cpu",
+            device=topology.communication.workers_device,
             communication_backend=topology.communication.backend,
             socket_interface=topology.communication.socket_interface,
             environment=topology.communication.env,

@@ -73,6 +73,7 @@ def _topology(context: Context, pipelines: int) -> Topology:
         tensor_parallel_size=spec.parallelism.tensor_parallel_size,
         communication=Communication(
             backend=spec.communication.backend,
+            device=spec.worker.device,
             socket_interface=spec.communication.socket_interface or "",
             env=spec.communication.env,
         ),

@@ -36,7 +36,7 @@ def _memory_request(spec: Spec, resources: dict[str, Any]) -> list[dict[str, Any
     Empty for GPUs, where the K/V cache is in device memory, and with a memory limit, which a worker reads from its
     cgroup.
     """
-    if spec.communication.backend == "nccl" or "memory" in resources.get("limits", {}):
+    if spec.workers_device == "cuda" or "memory" in resources.get("limits", {}):
         return []
     request = {"containerName": names.WORKER, "resource": "requests.memory", "divisor": "1"}
     return [{"name": MEMORY_REQUEST, "valueFrom": {"resourceFieldRef": request}}]
@@ -47,7 +47,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
     labels = names.worker_labels(context.name, context.revision, partition)
     ranks = spec.parallelism.tensor_parallel_size
     devices, own_tolerations = {}, []
-    if spec.communication.backend == "nccl":
+    if spec.workers_device == "cuda":
         devices[GPU] = str(ranks)
         own_tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
     capabilities = []

@@ -1,0 +1,33 @@
+"""Pipelines whose activations go through the staging of a GPU over gloo (support/staged_rank.py), with real gloo."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from orca_master.engine.config import EngineConfig
+from support.engines import engine
+from support.instrumented_worker import command
+
+NAME = "gpt2-head64-tied"
+
+
+@pytest.mark.parametrize("num_partitions", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_tokens_are_those_of_the_model(num_partitions, checkpoint, references, tmp_path):
+    """Batches of several sizes, with as many iterations in flight as partitions."""
+    workers = {part: command("staged_rank.py", str(tmp_path / str(part))) for part in range(num_partitions)}
+    expected = references(NAME, (1, 2, 33, 50, 17), 32)
+
+    async def run() -> dict[str, list[int]]:
+        async with engine(checkpoint(NAME), num_partitions, EngineConfig(max_batch_size=4), workers) as harness:
+            for number, reference in enumerate(expected):
+                harness.submit(str(number), reference.prompt, 32)
+            return await harness.collect(len(expected))
+
+    found = asyncio.run(run())
+    assert [list(found[str(number)]) for number in range(len(expected))] == [each.greedy for each in expected]
+    for part in range(num_partitions - 1):
+        sends = (tmp_path / str(part)).read_text().splitlines()
+        assert set(sends) == {f"sends {part + 1}"}
+        assert len(sends) >= 32
+    assert not (tmp_path / str(num_partitions - 1)).exists(), "the last partition sends no activations"
