@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.model_choices import AttentionBackend, Dtype, KvCacheDtype, Quantization
+from orca_contract.model_choices import AllReduce, AttentionBackend, Dtype, KvCacheDtype, Quantization
 from orca_master.commands.device_options import add_device_options, devices_in_use
 from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.options import ALL_REDUCE
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.kv_ledger import blocks_for
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> int:
         arguments.quantization,
         arguments.kv_cache_dtype,
         arguments.attention_backend,
+        arguments.all_reduce,
     )
     facts = circumstances(arguments.seed)
     print(line(facts))
@@ -148,6 +150,7 @@ def _parser() -> OneLineParser:
         help="attention of GPUs, see orca serve (auto)",
     )
     add_device_options(parser, default_device="cpu")
+    parser.add_argument("--all-reduce", choices=get_args(AllReduce), default="library", help=ALL_REDUCE)
     parser.add_argument(
         "--enforce-eager",
         action="store_true",

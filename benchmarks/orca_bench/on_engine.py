@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_contract.model_choices import AttentionBackend, Backend, Device, KvCacheDtype, Quantization
+from orca_contract.model_choices import AllReduce, AttentionBackend, Backend, Device, KvCacheDtype, Quantization
 from orca_contract.topology import ModelSpec, Topology
 from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
@@ -49,6 +49,7 @@ class EngineSpec:
     quantization: Quantization = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
     attention_backend: AttentionBackend = "auto"
+    all_reduce: AllReduce = "library"
 
 
 class LiveEngine:
@@ -142,6 +143,7 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
         token_budget=spec.longest_iteration,
         enforce_eager=spec.enforce_eager,
         attention_backend=spec.attention_backend,
+        all_reduce=spec.all_reduce,
         stall_timeout=ITERATION_SECONDS,
     )
     engine = LiveEngine(topology, config)

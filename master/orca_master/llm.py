@@ -27,6 +27,7 @@ from orca_contract.model_choices import (
     Dtype,
     KvCacheDtype,
     Quantization,
+    all_reduce_refusal,
     attention_refusal,
     backend_of,
     backend_refusal,
@@ -124,6 +125,7 @@ class LLM:
         for name, refusal in (
             ("communication_backend", backend_refusal(device, backend)),
             ("tensor_parallel_size", tensor_parallel_refusal(tensor_parallel_size, device, backend)),
+            ("all_reduce", all_reduce_refusal(engine.get("all_reduce", "library"), tensor_parallel_size, backend)),
             ("quantization", quantization_refusal(quantization, device)),
             ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype, device)),
             ("attention_backend", attention_refusal(attention_backend, device)),

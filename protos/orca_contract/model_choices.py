@@ -22,6 +22,10 @@ Backend = Literal["gloo", "nccl"]
 
 AttentionBackend = Literal["auto", "orca", "torch"]
 """Attention of the workers' GPUs: ORCA's own kernels, torch's library, or (auto) what suits the GPU."""
+AllReduce = Literal["library", "symmetric"]
+"""Sum over the ranks of a worker: the one of the backend's library, or for small tensors torch's symmetric memory."""
+MOST_SYMMETRIC_RANKS = 8
+"""Ranks for which torch's kernels of symmetric memory are made."""
 
 
 def backend_of(device: Device) -> Backend:
@@ -46,6 +50,17 @@ def tensor_parallel_refusal(tensor_parallel_size: int, device: Device, backend: 
     if tensor_parallel_size == 1 or device == "cpu" or backend == "nccl":
         return ""
     return f"{tensor_parallel_size}: on GPUs the ranks of a worker need nccl, use 1 or --communication-backend nccl"
+
+
+def all_reduce_refusal(all_reduce: AllReduce, tensor_parallel_size: int, backend: Backend) -> str:
+    """Return why workers refuse a way to sum over their ranks; "" if they do not."""
+    if all_reduce == "library":
+        return ""
+    if backend != "nccl":
+        return f"{all_reduce}: needs GPUs and --communication-backend nccl, use library"
+    if tensor_parallel_size > MOST_SYMMETRIC_RANKS:
+        return f"{all_reduce}: at most {MOST_SYMMETRIC_RANKS} ranks, use library"
+    return ""
 
 
 def quantization_refusal(quantization: Quantization, device: Device) -> str:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from orca_contract.model_choices import (
+    all_reduce_refusal,
     attention_refusal,
     backend_of,
     backend_refusal,
@@ -43,6 +44,12 @@ def test_only_gloo_on_gpus_refuses_ranks_that_split_a_layer():
     }
     assert refused == {(2, "cuda", "gloo")}
     assert tensor_parallel_refusal(2, "cuda", "gloo").endswith("use 1 or --communication-backend nccl")
+
+
+def test_symmetric_memory_is_for_nccl_and_for_ranks_that_torch_has_kernels_for():
+    assert [all_reduce_refusal("library", 64, "gloo"), all_reduce_refusal("symmetric", 8, "nccl")] == [""] * 2
+    assert all_reduce_refusal("symmetric", 2, "gloo").startswith("symmetric: needs GPUs and --communication-backend")
+    assert all_reduce_refusal("symmetric", 9, "nccl") == "symmetric: at most 8 ranks, use library"
 
 
 @pytest.mark.parametrize(

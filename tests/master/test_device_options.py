@@ -9,10 +9,10 @@ from orca_master.commands.device_options import add_device_options, devices_in_u
 from orca_master.errors import ConfigurationError
 
 
-def chosen(default_device: str | None, *options: str, ranks: int = 1) -> tuple[str, str]:
+def chosen(default_device: str | None, *options: str, ranks: int = 1, all_reduce: str = "library") -> tuple[str, str]:
     parser = argparse.ArgumentParser()
     add_device_options(parser, default_device)
-    parser.set_defaults(tensor_parallel_size=ranks)
+    parser.set_defaults(tensor_parallel_size=ranks, all_reduce=all_reduce)
     return devices_in_use(parser.parse_args(options))
 
 
@@ -44,3 +44,14 @@ def test_each_has_a_default_that_fits_the_other(default, options, expected):
 def test_what_no_worker_can_do_is_refused_with_the_options(default, options, ranks, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         chosen(default, *options, ranks=ranks)
+
+
+def test_an_all_reduce_is_checked_beside_them():
+    cuda = ("--device", "cuda")
+    assert chosen("cpu", *cuda, ranks=8, all_reduce="symmetric") == ("cuda", "nccl")
+    with pytest.raises(ConfigurationError, match=r"^--all-reduce symmetric: needs GPUs"):
+        chosen("cpu", all_reduce="symmetric")
+    with pytest.raises(ConfigurationError, match=r"^--all-reduce symmetric: needs GPUs"):
+        chosen("cpu", *cuda, "--communication-backend", "gloo", all_reduce="symmetric")
+    with pytest.raises(ConfigurationError, match=r"^--all-reduce symmetric: at most 8 ranks"):
+        chosen("cpu", *cuda, ranks=9, all_reduce="symmetric")

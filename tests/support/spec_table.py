@@ -354,6 +354,7 @@ RULES: list[Row] = [
     demo("spec.master.extraArgs", master={"extraArgs": ["--kv-cache-dtype=int8"]}),
     demo("spec.model.quantization", model={**FILE, "quantization": "w8a8"}),
     demo(model={**FILE, "quantization": "w8a8"}, communication={"backend": "gloo"}),
+    demo(master={"extraArgs": ["--all-reduce", "symmetric"]}),
     demo(worker={"device": "cuda"}, communication={"backend": "gloo"}),
     demo(worker={"device": "cuda"}, parallelism={"tensorParallelSize": 2}),
     demo(worker={"device": "cpu"}, communication={"backend": "gloo"}, parallelism={"tensorParallelSize": 2}),

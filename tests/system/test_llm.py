@@ -134,6 +134,7 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"all_reduce": "symmetric"}, "all_reduce symmetric: needs GPUs and --communication-backend nccl"),
         ({"communication_backend": "nccl"}, "communication_backend nccl: needs GPUs, use gloo or"),
         (
             {"device": "cuda", "communication_backend": "gloo", "tensor_parallel_size": 2},

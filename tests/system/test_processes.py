@@ -171,6 +171,18 @@ MISTAKES: list[tuple[list[str], str]] = [
         "--quantization int8: the CUDA kernels lack it, use none or a CPU",
     ),
     (
+        ["serve", str(DEMO), "--all-reduce", "symmetric"],
+        "--all-reduce symmetric: needs GPUs and --communication-backend nccl, use library",
+    ),
+    (
+        ["master", "--pipeline", "a:1", "--model", "m", "--insecure", "--all-reduce", "symmetric"],
+        "--all-reduce symmetric: needs GPUs and --communication-backend nccl, use library",
+    ),
+    (
+        ["bench", "engine", str(DEMO), "--all-reduce", "symmetric"],
+        "--all-reduce symmetric: needs GPUs and --communication-backend nccl, use library",
+    ),
+    (
         ["serve", str(DEMO), "--communication-backend", "nccl"],
         "--communication-backend nccl: needs GPUs, use gloo or --device cuda",
     ),

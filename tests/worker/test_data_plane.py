@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from orca_worker import data_plane
+from orca_worker import data_plane, symmetric_sum
 from orca_worker.data_plane import DataPlane
-from orca_worker.errors import NeighbourError
+from orca_worker.errors import NeighbourError, RankError
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 SECONDS = 60
@@ -60,12 +60,14 @@ class Torch:
         self.calls: list[tuple[str, int]] = []
         self.destroyed = 0
         self.rank = 0
+        self.first_names: list[int] = []
         self.group = SimpleNamespace(WORLD=self.world)
         world = SimpleNamespace(group_count=0)
         self.distributed_c10d = SimpleNamespace(_world=world)
 
     def init_process_group(self, *_: object, rank: int, **__: object) -> None:
         self.rank = rank
+        self.first_names.append(self.distributed_c10d._world.group_count)
 
     def new_group(self, ranks: list[int], timeout: object) -> Group:
         return self.own if self.rank in ranks else self.other
@@ -100,11 +102,12 @@ def plane(
     backend: str,
     rank: int = 0,
     device: torch.device = CPU,
+    epoch: int = 1,
 ) -> DataPlane:
     monkeypatch.setattr(data_plane, "dist", distributed)
     monkeypatch.setattr(data_plane, "share_memory", lambda *_: None)
     distributed.distributed_c10d._set_pg_timeout = lambda *_: None
-    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2, device)
+    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2, device, epoch)
 
 
 def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
@@ -170,7 +173,7 @@ def test_communicators_come_into_being_with_the_group_within_its_timeout(rank, c
     distributed = Torch()
     joined = plane(monkeypatch, distributed, "nccl", rank)
     monkeypatch.setattr(Work, "complete", True)
-    joined.connect()
+    joined.connect("library")
     assert distributed.calls == calls
     assert [work.arguments for work in distributed.received] == [(datetime.timedelta(seconds=SECONDS),)] * 2
 
@@ -180,13 +183,13 @@ def test_a_rank_that_does_not_connect_is_a_lost_neighbour(monkeypatch):
     joined = plane(monkeypatch, distributed, "nccl")
     distributed.world.aborted.set()
     with pytest.raises(NeighbourError, match="rank 0 could not connect over NCCL: NCCL communicator was") as caught:
-        joined.connect()
+        joined.connect("library")
     assert set(caught.value.lost_ranks) == {1, 2}
 
 
 def test_gloo_has_connected_already(monkeypatch):
     distributed = Torch()
-    plane(monkeypatch, distributed, "gloo").connect()
+    plane(monkeypatch, distributed, "gloo").connect("library")
     assert distributed.calls == []
 
 
@@ -222,6 +225,7 @@ def test_a_lost_receiver_is_a_lost_neighbour_of_a_gpu_over_gloo(monkeypatch):
     with pytest.raises(NeighbourError, match="rank 0 lost rank 2 of an adjacent partition") as caught:
         joined.send(torch.zeros(1), 2)
     assert caught.value.lost_ranks == [2]
+    joined.close()
 
 
 def test_leaving_a_group_ends_the_sends_of_a_gpu(monkeypatch):
@@ -231,3 +235,69 @@ def test_leaving_a_group_ends_the_sends_of_a_gpu(monkeypatch):
         joined.send(torch.zeros(1), 2)
     with pytest.raises(NeighbourError, match="the epoch is over"):
         joined.send(torch.zeros(1), 2)
+    joined.close()
+
+
+def test_no_two_epochs_have_groups_of_one_name(monkeypatch):
+    """Each rank counts alike, also one that is new: names are parts of keys in the rendezvous."""
+    distributed = Torch()
+    for epoch in (5, 6):
+        plane(monkeypatch, distributed, "gloo", epoch=epoch).close()
+    new = Torch()
+    plane(monkeypatch, new, "gloo", epoch=6)
+    first, second = distributed.first_names
+    assert second - first > 1 << 31
+    assert new.first_names == [second]
+
+
+class Memory:
+    """Symmetric memory that exists if all ranks come."""
+
+    lost = False
+    hangs = False
+
+    def empty(self, num_bytes: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def rendezvous(self, buffer: torch.Tensor, group: object) -> None:
+        if self.lost:
+            raise RuntimeError("the key was not set within 300 s")
+
+    def can_read(self, device: torch.device, other: int) -> bool:
+        return True
+
+    def is_idle(self, device: torch.device) -> bool:
+        return not self.hangs
+
+
+def connected(monkeypatch: pytest.MonkeyPatch, all_reduce: str) -> DataPlane:
+    monkeypatch.setattr(data_plane, "TorchSymmetricMemory", Memory)
+    monkeypatch.setattr(Group, "group_name", "1", raising=False)
+    monkeypatch.setattr(Work, "complete", True)
+    joined = plane(monkeypatch, Torch(), "nccl")
+    joined.connect(cast(Any, all_reduce))
+    return joined
+
+
+def test_gpus_share_memory_with_the_group_if_the_all_reduce_needs_it(monkeypatch):
+    assert connected(monkeypatch, "library")._group.symmetric is None
+    joined = connected(monkeypatch, "symmetric")
+    assert joined._group.symmetric is not None
+    joined.close()
+    assert joined._group.symmetric is None
+
+
+def test_a_rank_that_does_not_share_its_memory_is_a_lost_neighbour(monkeypatch):
+    monkeypatch.setattr(Memory, "lost", True)
+    with pytest.raises(NeighbourError, match="rank 0 could not share memory with the other GPUs") as caught:
+        connected(monkeypatch, "symmetric")
+    assert caught.value.lost_ranks == [1]
+
+
+def test_a_gpu_that_waits_for_a_lost_rank_in_symmetric_memory_ends_its_process(monkeypatch):
+    """No abort ends this wait, and the next epoch would wait behind it."""
+    monkeypatch.setattr(symmetric_sum.SymmetricSum.ended, "__defaults__", (0.0,))
+    joined = connected(monkeypatch, "symmetric")
+    monkeypatch.setattr(Memory, "hangs", True)
+    with pytest.raises(RankError, match="the GPU of rank 0 waits in symmetric memory for a rank that is lost"):
+        joined.close()

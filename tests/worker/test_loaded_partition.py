@@ -71,6 +71,11 @@ def test_the_facts_name_the_type_of_the_cache(checkpoint):
             {"kv_cache_dtype": "int8", "device": "cuda"},
             "kv_cache_dtype int8: the CUDA kernels lack it, use auto or a CPU",
         ),
+        ({"all_reduce": "ring"}, "all_reduce 'ring': this worker knows library, symmetric"),
+        (
+            {"all_reduce": "symmetric"},
+            "all_reduce symmetric: needs GPUs and --communication-backend nccl, use library",
+        ),
         ({"communication_backend": "nccl"}, "communication_backend nccl: needs GPUs, use gloo or --device cuda"),
         (
             {"device": "cuda", "communication_backend": "gloo", "tensor_parallel_size": 2},
@@ -93,6 +98,8 @@ def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
     check_request(request("m", attention_backend="auto"))
     check_request(request("m", attention_backend="torch", device="cuda"))
     check_request(request("m", device="cuda", communication_backend="gloo"))
+    check_request(request("m", device="cuda", all_reduce="symmetric", tensor_parallel_size=8))
+    check_request(request("m", all_reduce="library"))
     check_request(request("m", device="cuda", communication_backend="nccl", tensor_parallel_size=2))
     with pytest.raises(ModelError, match=f"^{message}$"):
         check_request(request("m", **fields))

@@ -15,15 +15,20 @@ from collections import deque
 
 import torch
 import torch.distributed as dist
+from orca_contract.model_choices import AllReduce
 from orca_protos.deadlines import CONNECT_SECONDS
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from orca_worker.device_copies import HostCopies
-from orca_worker.errors import NeighbourError
+from orca_worker.errors import NeighbourError, RankError
 from orca_worker.group_abort import GroupAbort
 from orca_worker.shared_sum import share_memory
 from orca_worker.staging import Staging
+from orca_worker.symmetric_sum import SymmetricSum, TorchSymmetricMemory, check_gpus
 from orca_worker.tensor_parallel_group import TensorParallelGroup
+
+GROUPS_OF_AN_EPOCH = 1 << 32
+"""Numbers by which torch names the groups of an epoch, more than any has."""
 
 
 class DataPlane:
@@ -42,6 +47,7 @@ class DataPlane:
         timeout: float,
         max_in_flight: int,
         device: torch.device,
+        epoch: int,
     ) -> None:
         self._device = device
         self._rank = rank
@@ -63,6 +69,9 @@ class DataPlane:
             self._staging = Staging(device, copies, _start_send, self._lost, self._timeout, max(1, max_in_flight))
         # gloo's wait for the connection of a rank that has died cannot be interrupted. NCCL connects later.
         connect = datetime.timedelta(seconds=min(timeout, CONNECT_SECONDS)) if backend == "gloo" else self._timeout
+        # torch names groups by their number. All ranks must use the same names, which are part of the rendezvous' keys,
+        # and no two epochs may: memory that a group has shared belongs to its name (symmetric_sum.py).
+        dist.distributed_c10d._world.group_count = epoch * GROUPS_OF_AN_EPOCH
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=connect)
             group.process_group = self._new_group(world_size, connect)
@@ -87,10 +96,11 @@ class DataPlane:
                 own_group = group
         return own_group
 
-    def connect(self) -> None:
+    def connect(self, all_reduce: AllReduce) -> None:
         """Create NCCL's communicators, which would come into being in the first iteration; gloo has connected already.
 
-        Raises NeighbourError after the group's timeout: it blocks the host, unlike the waits of iterations.
+        Raises NeighbourError after the group's timeout: it blocks the host, unlike the waits of iterations. Raises
+        ModelError if the GPUs lack the `all_reduce`.
         """
         if self.posts_ahead:
             return
@@ -107,6 +117,19 @@ class DataPlane:
         except RuntimeError as error:
             message = f"rank {self._rank} could not connect over NCCL: {error}"
             raise NeighbourError(message, [*others, *self._group.others]) from error
+        if all_reduce == "symmetric" and size > 1:
+            self._share_memory_of_gpus()
+
+    def _share_memory_of_gpus(self) -> None:
+        """Let the group sum through symmetric memory. Waits for its ranks in the rendezvous, at most its timeout."""
+        group, memory = self._group, TorchSymmetricMemory()
+        check_gpus(self._device, group.rank, group.size, memory)
+        assert group.process_group is not None
+        try:
+            group.symmetric = SymmetricSum(group.process_group, self._device, memory)
+        except RuntimeError as error:
+            message = f"rank {self._rank} could not share memory with the other GPUs of its worker: {error}"
+            raise NeighbourError(message, group.others) from error
 
     def send(self, hidden: torch.Tensor, distance: int) -> None:
         """Start sending `hidden` to the rank `distance` after this one."""
@@ -162,9 +185,12 @@ class DataPlane:
     def close(self) -> None:
         """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error.
 
-        Drop CUDA graphs with collectives of this group before: NCCL waits for their end.
+        Drop CUDA graphs with collectives of this group before: NCCL waits for their end. Raises RankError, which ends
+        the process, if the device waits for a lost rank in symmetric memory.
         """
         self.abandon()  # torch would wait for NCCL's kernels, which may wait for a lost rank
+        if self._group.symmetric is not None and not self._group.symmetric.ended():
+            raise RankError(f"the GPU of rank {self._rank} waits in symmetric memory for a rank that is lost")
         self._abort.wait()
         with self._closing:
             self._closed = True
@@ -172,11 +198,9 @@ class DataPlane:
             if self._staging is not None:
                 self._staging.close()
             self._receives.clear()
-            self._group.shared = self._group.process_group = None
+            self._group.shared = self._group.symmetric = self._group.process_group = None
             if dist.is_initialized():
                 dist.destroy_process_group()
-            # A failed start has counted a group, and the count is a part of the next group's keys in the rendezvous.
-            dist.distributed_c10d._world.group_count = 0
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor, other: int) -> None:
         try:

@@ -6,11 +6,13 @@ from typing import cast, get_args
 
 from orca_contract import rank_environment
 from orca_contract.model_choices import (
+    AllReduce,
     AttentionBackend,
     Backend,
     Device,
     KvCacheDtype,
     Quantization,
+    all_reduce_refusal,
     attention_refusal,
     backend_of,
     backend_refusal,
@@ -25,7 +27,7 @@ from orca_worker.errors import ModelError
 
 def check_request(request: pb.LoadRequest) -> None:
     """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, an unknown
-    attention, an option that the device or the data plane lacks, or a forbidden environment variable.
+    attention or all-reduce, an option that the device or the data plane lacks, or a forbidden environment variable.
 
     A master of this version sends valid requests.
     """
@@ -35,6 +37,7 @@ def check_request(request: pb.LoadRequest) -> None:
         if getattr(request, name) < 1:
             raise ModelError(f"{name} {getattr(request, name)}: at least 1 is expected")
     for name, value, known in (
+        ("all_reduce", all_reduce(request), get_args(AllReduce)),
         ("quantization", quantization(request), get_args(Quantization)),
         ("kv_cache_dtype", kv_cache_dtype(request), get_args(KvCacheDtype)),
         ("attention_backend", attention_backend(request), get_args(AttentionBackend)),
@@ -46,6 +49,7 @@ def check_request(request: pb.LoadRequest) -> None:
     for name, refusal in (
         ("communication_backend", backend_refusal(device, backend)),
         ("tensor_parallel_size", tensor_parallel_refusal(request.tensor_parallel_size, device, backend)),
+        ("all_reduce", all_reduce_refusal(all_reduce(request), request.tensor_parallel_size, backend)),
         ("quantization", quantization_refusal(quantization(request), device)),
         ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype(request), device)),
         ("attention_backend", attention_refusal(attention_backend(request), device)),
@@ -56,6 +60,11 @@ def check_request(request: pb.LoadRequest) -> None:
         raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:
         raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
+
+
+def all_reduce(request: pb.LoadRequest) -> AllReduce:
+    """Return the all-reduce of a checked request; a master of an older version sends none."""
+    return cast("AllReduce", request.all_reduce or "library")
 
 
 def quantization(request: pb.LoadRequest) -> Quantization:

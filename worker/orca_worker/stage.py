@@ -23,6 +23,7 @@ from orca_worker.devices import sharing_ranks
 from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import check_conditions, self_test_partition
 from orca_worker.kv_pools import KvPools
+from orca_worker.load_request import all_reduce
 from orca_worker.loaded_partition import load_partition
 from orca_worker.memory import blocks_that_fit, free_memory
 from orca_worker.prompt_logprobs import start_prompt_logprobs
@@ -104,8 +105,9 @@ class Stage:
             request.group_timeout_ms / 1000,
             request.max_in_flight,
             self._device,
+            request.epoch,
         )
-        self._data_plane.connect()
+        self._data_plane.connect(all_reduce(self._request))
         if self._request.deterministic and self._group.size > 1 and self._group.shared is None:
             raise ModelError(
                 "--deterministic on: the ranks of a worker cannot share memory, and gloo's sums have no fixed order: "

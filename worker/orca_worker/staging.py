@@ -111,19 +111,22 @@ class Staging:
         while (sent := self._copied.get()) is not None:
             try:
                 (sent.on_host,) = sent.copied()
-            except RuntimeError as error:  # of the device
-                self._fail(error)
+                self._start(sent, sent.on_host)
+            except Exception as error:  # NeighbourError, or an error of the device
+                self._fail(error.with_traceback(None))  # whose frames refer to the group
                 return
-            with self._changed:
-                if self._left:
-                    return
-                try:
-                    sent.work = self._start_send(sent.on_host, sent.receiver)
-                except RuntimeError as error:
-                    self._fail(self._lost(sent.receiver, error))
-                    return
-                self._changed.notify_all()
             del sent  # its memory, while this thread waits for the next send
+
+    def _start(self, sent: _Send, on_host: torch.Tensor) -> None:
+        """Start a send, unless the group has been left; raise NeighbourError if its receiver is lost."""
+        with self._changed:
+            if self._left:
+                return
+            try:
+                sent.work = self._start_send(on_host, sent.receiver)
+            except RuntimeError as error:
+                raise self._lost(sent.receiver, error) from None
+            self._changed.notify_all()
 
     def _fail(self, failure: Exception) -> None:
         """Let the main thread raise `failure`; nothing more is sent."""

@@ -14,13 +14,14 @@ import torch.distributed as dist
 
 from orca_worker.errors import NeighbourError
 from orca_worker.shared_sum import SharedSum
+from orca_worker.symmetric_sum import SymmetricSum
 
 
 class TensorParallelGroup:
     """Rank `rank` of `size`.
 
-    Each formation sets `process_group`, `shared` and `others` (the other ranks' numbers in the pipeline) if `size` is
-    above 1.
+    Each formation sets `process_group`, `shared` or `symmetric`, and `others` (the other ranks' numbers in the
+    pipeline) if `size` is above 1.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -28,6 +29,7 @@ class TensorParallelGroup:
         self.size = size
         self.process_group: dist.ProcessGroup | None = None
         self.shared: SharedSum | None = None
+        self.symmetric: SymmetricSum | None = None
         self.others: Sequence[int] = ()
 
     def part(self, total: int) -> slice:
@@ -42,10 +44,12 @@ class TensorParallelGroup:
         return slice(head, head + 1)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """All-reduce x in place and return the sum."""
+        """All-reduce x, which may be overwritten, and return the sum."""
         try:
             if self.shared is not None and self.shared.takes(x):
                 return self.shared.sum(x)
+            if self.symmetric is not None and self.symmetric.takes(x):
+                return self.symmetric.sum(x)
             if self.size > 1:
                 dist.all_reduce(x, group=self.process_group)
         except RuntimeError as error:

@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from orca_contract.model_choices import (
     Backend,
     Device,
+    all_reduce_refusal,
     backend_of,
     backend_refusal,
     device_of,
@@ -39,7 +40,7 @@ def add_device_options(parser: argparse.ArgumentParser, default_device: Device |
 
 
 def devices_in_use(arguments: argparse.Namespace) -> DevicesInUse:
-    """Return the choice of the command line; raise ConfigurationError."""
+    """Return the choice of the command line; raise ConfigurationError, also for an all-reduce that excludes it."""
     device: Device | None = arguments.device
     backend: Backend | None = arguments.communication_backend
     if device is None:
@@ -49,4 +50,11 @@ def devices_in_use(arguments: argparse.Namespace) -> DevicesInUse:
         raise ConfigurationError(f"--communication-backend {refusal}")
     if refusal := tensor_parallel_refusal(arguments.tensor_parallel_size, *chosen):
         raise ConfigurationError(f"--tensor-parallel-size {refusal}")
+    check_all_reduce(arguments, arguments.tensor_parallel_size, chosen.backend)
     return chosen
+
+
+def check_all_reduce(arguments: argparse.Namespace, tensor_parallel_size: int, backend: Backend) -> None:
+    """Raise ConfigurationError for an all-reduce that workers with these settings refuse."""
+    if refusal := all_reduce_refusal(arguments.all_reduce, tensor_parallel_size, backend):
+        raise ConfigurationError(f"--all-reduce {refusal}")

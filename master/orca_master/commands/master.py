@@ -15,7 +15,7 @@ from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.config_file import with_config_file
-from orca_master.commands.device_options import add_device_options, devices_in_use
+from orca_master.commands.device_options import add_device_options, check_all_reduce, devices_in_use
 from orca_master.commands.model_options import add_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
@@ -135,7 +135,9 @@ def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
     ):
         if getattr(arguments, name) != parser.get_default(name):
             raise ConfigurationError(f"--{name.replace('_', '-')}: not allowed with --topology, whose file sets it")
-    return read_topology(arguments.topology)
+    topology = read_topology(arguments.topology)
+    check_all_reduce(arguments, topology.tensor_parallel_size, topology.communication.backend)
+    return topology
 
 
 def _by_hand(arguments: argparse.Namespace) -> Topology:

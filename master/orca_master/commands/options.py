@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.model_choices import AttentionBackend, attention_refusal
+from orca_contract.model_choices import AllReduce, AttentionBackend, attention_refusal
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -29,6 +29,11 @@ from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.journal.config import JournalConfig
 
+ALL_REDUCE = (
+    "sum over the ranks of a worker on GPUs: library: NCCL's; symmetric: torch's symmetric memory for up to 512 KB, at "
+    "most 8 ranks, NCCL's for more; not yet run on a GPU (library)"
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,6 +45,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="disable CUDA graphs and recorded decode iterations",
     )
+    parser.add_argument("--all-reduce", choices=get_args(AllReduce), default="library", help=ALL_REDUCE)
     parser.add_argument(
         "--attention-backend",
         choices=get_args(AttentionBackend),
@@ -191,6 +197,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         speculative_tokens=arguments.speculative_tokens,
         enforce_eager=arguments.enforce_eager,
         attention_backend=arguments.attention_backend,
+        all_reduce=arguments.all_reduce,
         deterministic=arguments.deterministic == "on",
         admission=arguments.admission,
         scheduling_policy=arguments.scheduling_policy,

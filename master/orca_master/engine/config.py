@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_contract.model_choices import AttentionBackend
+from orca_contract.model_choices import AllReduce, AttentionBackend
 
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
 from orca_master.scheduling.prefix_cache import PrefixCache
@@ -46,10 +46,11 @@ class EngineConfig:
     new requests are accepted (admission.py). `drain_timeout`: maximum wait for running requests at the end.
     `lookahead`: see lookahead.py; `prefix_caching`: see prefix_cache.py; `speculative_tokens`: most drafted tokens of a
     request in an iteration, 0 for none (speculation.py); `enforce_eager`: no CUDA graphs;
-    `attention_backend`: who computes the attention of GPUs; `deterministic`: exactness level L2 or no start
-    (docs/contracts.md, section 7); `iteration_log`: see iteration_log.py. `tls`: certificates for calls to workers on
-    TCP, None for plain text. `restarted`: the engine takes the place of a killed one and uses its workers. The first
-    pipeline that serves completes the start, and a pipeline that cannot be formed counts as lost.
+    `attention_backend`: who computes the attention of GPUs; `all_reduce`: sum over the ranks of a worker on GPUs;
+    `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
+    iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
+    takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
+    pipeline that cannot be formed counts as lost.
     """
 
     max_batch_size: int = 32
@@ -61,6 +62,7 @@ class EngineConfig:
     speculative_tokens: int = 0
     enforce_eager: bool = False
     attention_backend: AttentionBackend = "auto"
+    all_reduce: AllReduce = "library"
     deterministic: bool = False
     admission: str = "reserve"
     scheduling_policy: str = "fcfs"

@@ -30,6 +30,7 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             quantization="" if topology.model.quantization == "none" else topology.model.quantization,
             attention_backend="" if config.attention_backend == "auto" else config.attention_backend,
             kv_cache_dtype="" if topology.model.kv_cache_dtype == "auto" else topology.model.kv_cache_dtype,
+            all_reduce="" if config.all_reduce == "library" else config.all_reduce,
         )
         for partition, address in enumerate(spec.workers)
     ]
