@@ -24,6 +24,12 @@ class EndedAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENDED_AS_STOP: _ClassVar[EndedAs]
     ENDED_AS_ABORT: _ClassVar[EndedAs]
 
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_NONE: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_LAST: _ClassVar[Pooling]
+
 class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
@@ -70,6 +76,9 @@ RESPONSE_PHASE_LOST: ResponsePhase
 ENDED_AS_NOT_COUNTED: EndedAs
 ENDED_AS_STOP: EndedAs
 ENDED_AS_ABORT: EndedAs
+POOLING_NONE: Pooling
+POOLING_MEAN: Pooling
+POOLING_LAST: Pooling
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
@@ -265,7 +274,7 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +284,7 @@ class Submission(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
@@ -284,7 +294,8 @@ class Submission(_message.Message):
     choices: Choices
     cache_salt: str
     grammar: Grammar
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    pooling: Pooling
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "field")
@@ -345,7 +356,7 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +375,7 @@ class EndpointConfig(_message.Message):
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
     STORED_RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_POOLING_FIELD_NUMBER: _ClassVar[int]
     model_names: _containers.RepeatedScalarFieldContainer[str]
     chat_template: bytes
     request_timeout: float
@@ -382,7 +394,8 @@ class EndpointConfig(_message.Message):
     tool_call_parser: str
     reasoning_parser: str
     stored_responses: StoreLimits
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ...) -> None: ...
+    embedding_pooling: str
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ...) -> None: ...
 
 class StoreLimits(_message.Message):
     __slots__ = ("count", "num_bytes", "seconds")
@@ -511,7 +524,7 @@ class Outputs(_message.Message):
     def __init__(self, request_id: _Optional[_Iterable[str]] = ..., token: _Optional[_Iterable[int]] = ..., detail: _Optional[_Iterable[_Union[OutputDetail, _Mapping]]] = ...) -> None: ...
 
 class OutputDetail(_message.Message):
-    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs", "num_cached", "prompt_logprobs")
+    __slots__ = ("index", "without_token", "finish_reason", "error", "logprobs", "num_cached", "prompt_logprobs", "pooled")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +532,7 @@ class OutputDetail(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     index: int
     without_token: bool
     finish_reason: FinishReason
@@ -526,4 +540,5 @@ class OutputDetail(_message.Message):
     logprobs: _engine_pb2.Logprobs
     num_cached: int
     prompt_logprobs: _engine_pb2.PromptLogprobs
-    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    pooled: bytes
+    def __init__(self, index: _Optional[int] = ..., without_token: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.PromptLogprobs, _Mapping]] = ..., pooled: _Optional[bytes] = ...) -> None: ...

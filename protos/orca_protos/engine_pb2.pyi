@@ -270,7 +270,7 @@ class Admission(_message.Message):
     def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks", "prompt")
+    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks", "prompt", "pooled")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class Iteration(_message.Message):
     MASKED_ROW_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     row: _containers.RepeatedScalarFieldContainer[int]
@@ -297,7 +298,16 @@ class Iteration(_message.Message):
     masked_row: _containers.RepeatedScalarFieldContainer[int]
     masks: TokenMasks
     prompt: _containers.RepeatedCompositeFieldContainer[PromptPositions]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPositions, _Mapping]]] = ...) -> None: ...
+    pooled: _containers.RepeatedCompositeFieldContainer[PooledTokens]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPositions, _Mapping]]] = ..., pooled: _Optional[_Iterable[_Union[PooledTokens, _Mapping]]] = ...) -> None: ...
+
+class PooledTokens(_message.Message):
+    __slots__ = ("index", "first")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    first: int
+    def __init__(self, index: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class PromptPositions(_message.Message):
     __slots__ = ("index", "first", "token", "num_likeliest")
@@ -404,7 +414,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, index: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., rank: _Optional[_Iterable[int]] = ..., likely_token: _Optional[_Iterable[int]] = ..., likely_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class IterationResult(_message.Message):
-    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault", "prompt")
+    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault", "prompt", "pooled")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +422,7 @@ class IterationResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     token: _containers.RepeatedScalarFieldContainer[int]
@@ -419,7 +430,16 @@ class IterationResult(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
     fault: Fault
     prompt: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    pooled: _containers.RepeatedCompositeFieldContainer[PooledSum]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., pooled: _Optional[_Iterable[_Union[PooledSum, _Mapping]]] = ...) -> None: ...
+
+class PooledSum(_message.Message):
+    __slots__ = ("index", "sum")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    sum: bytes
+    def __init__(self, index: _Optional[int] = ..., sum: _Optional[bytes] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("reason",)

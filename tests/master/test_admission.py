@@ -79,7 +79,7 @@ def test_first_tokens_that_come_later_than_expected_lengthen_the_expected_wait()
         now = time.monotonic()
         for number in range(20):
             made.submit(f"late-{number}", (3,), 60)
-        late = max(0.2, 100 * made.engine.snapshot.expected_wait)
+        late = max(0.2, 10 * made.engine.snapshot.expected_wait)
         await made.until(lambda: time.monotonic() > now + 2 * late)
         made.cluster.newest("a").hangs = False
         await made.until(lambda: made.engine.snapshot.expected_wait > late)

@@ -126,7 +126,7 @@ def test_cancellation_frees_the_engine_and_can_be_repeated(play):
         play.engine.play()
         await play.reaches("completed", ended.id)
         assert (await responses.cancel(ended.id)).status == "completed"
-        await play.server.endpoint.background.idle.wait()
+        await play.server.endpoint.background.activity.idle.wait()
 
     play.run(scene)
 
@@ -209,7 +209,7 @@ def test_what_the_queue_refuses_is_refused_at_once(play, stream):
         with pytest.raises(openai.RateLimitError, match="the queue is full"):
             await play.begin(stream=stream)
         assert play.server.endpoint.responses.shelves.count == 0
-        assert play.server.endpoint.background.idle.is_set()
+        assert play.server.endpoint.background.activity.idle.is_set()
 
     play.run(scene)
 
@@ -319,7 +319,7 @@ def test_the_end_of_the_server_waits_for_responses_and_readers(play):
         play.engine.play()
         await draining
         assert (await play.responses.retrieve(begun.id)).status == "completed"
-        with play.server.endpoint.background.busy():
+        with play.server.endpoint.background.activity.one():
             draining = asyncio.create_task(play.server.endpoint.drain())
             await asyncio.sleep(0)
             assert not draining.done()
@@ -339,7 +339,7 @@ def test_a_client_that_leaves_before_the_acceptance_leaves_nothing(play):
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
-        while endpoint.responses.shelves.count or not endpoint.generator.idle.is_set():
+        while endpoint.responses.shelves.count or not endpoint.generator.activity.idle.is_set():
             await asyncio.sleep(0)
 
     play.run(scene)

@@ -87,14 +87,14 @@ def test_every_reader_gets_the_same_last_event(ending, last, status, live):
         readers = [Reader(store, runs, after) for after in afters]
         if live:
             await asyncio.sleep(0.01)
-            assert not runs.idle.is_set()
+            assert not runs.activity.idle.is_set()
             await end()
         await asyncio.gather(*(reader.task for reader in readers))
         assert [reader.numbers for reader in readers] == [list(range(after + 1, 4)) for after in afters]
         final = readers[0].events[-1]
         assert final["type"] == last
         assert final.get("response", {}).get("status") == status
-        assert runs.idle.is_set()
+        assert runs.activity.idle.is_set()
 
     play(scene)
 
@@ -135,7 +135,7 @@ def test_a_reader_that_leaves_is_not_waited_for():
         await asyncio.sleep(0.01)
         reader.task.cancel()
         await asyncio.gather(reader.task, return_exceptions=True)
-        await runs.idle.wait()
+        await runs.activity.idle.wait()
 
     play(scene)
 

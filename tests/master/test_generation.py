@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import httpx
@@ -18,67 +17,13 @@ from orca_master.endpoint.choice_run import PIECE_BYTES, PIECES_TOGETHER, SUBMIT
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Generator
-from orca_master.engine.engine_client import EngineClient, EngineStatus
-from orca_master.engine.messages import Choices, Output, Submission
-from orca_master.engine.progress import Progress
-from orca_master.engine.recovery import Recovery
+from orca_master.engine.messages import Choices, Output
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
-
-DEPTH, TOKENS = 256, 100_000
-
-
-class Queue(EngineClient):
-    """Accepts up to `room` requests; one token ends each when `finish` is called."""
-
-    def __init__(
-        self, room: int = DEPTH, waiting: int = 0, expected_wait: float = 0.0, max_expected_wait: float = math.inf
-    ) -> None:
-        self.room = room
-        self.waits = expected_wait, max_expected_wait
-        self.draining = False
-        self.state, self.failure = EngineState.SERVING, ""
-        self.waiting = waiting
-        self.accepted: dict[str, Submission] = {}
-        self.receivers: dict[str, Callable[[Output], object]] = {}
-        self.released: dict[str, str | None] = {}
-        self.bursts: list[int] = []
-        """Submissions of each turn of the event loop."""
-
-    @property
-    def status(self) -> EngineStatus:
-        progress = Progress(num_waiting=self.waiting)
-        limits = 100, 64, 64, progress, DEPTH, TOKENS
-        return EngineStatus(self.state, self.failure, self.draining, *limits, Recovery(), *self.waits)
-
-    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        loop = asyncio.get_running_loop()
-        if not self.bursts or self.bursts[-1] == 0:
-            self.bursts.append(0)
-            loop.call_soon(self.bursts.append, 0)
-        self.bursts[-1] += 1
-        answer: asyncio.Future[None] = loop.create_future()
-        if len(self.accepted) == self.room:
-            answer.set_exception(QueueFullError("full"))
-        else:
-            self.accepted[submission.request_id] = submission
-            answer.set_result(None)
-        self.receivers[submission.request_id] = receive
-        return answer
-
-    def release(self, request_id: str, ended_as: str | None) -> None:
-        del self.receivers[request_id]
-        self.released[request_id] = ended_as
-
-    async def metrics(self) -> bytes:
-        return b""
-
-    def finish(self, count: int, **output: Any) -> None:
-        for request_id, receive in list(self.receivers.items())[:count]:
-            receive(Output(request_id, **({"token": 5, "finish_reason": FinishReason.LENGTH} | output)))
+from support.queue_client import DEPTH, Queue
 
 
 def prepare(
@@ -137,7 +82,7 @@ def test_many_choices_come_a_few_at_a_time_and_share_their_prompt(tmp_path):
         engine.finish(DEPTH)
         assert sorted(await collecting) == list(range(DEPTH))
         assert len(engine.released) == DEPTH
-        assert generator.idle.is_set()
+        assert generator.activity.idle.is_set()
 
     asyncio.run(run())
 
@@ -151,7 +96,7 @@ def test_a_refusal_takes_all_choices_back(tmp_path):
         assert not engine.receivers
         assert [engine.released[request_id] for request_id in engine.accepted] == ["abort"] * 100
         assert len(engine.released) <= 100 + SUBMITTED_AT_ONCE, "nothing is submitted behind a refusal"
-        assert generator.idle.is_set()
+        assert generator.activity.idle.is_set()
 
     asyncio.run(run())
 

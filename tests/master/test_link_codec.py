@@ -104,6 +104,7 @@ submissions = build(
     cache_salt=texts,
     grammar=st.none() | build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts),
     constraint=st.none(),
+    pooling=st.sampled_from([None, "mean", "last"]),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -125,6 +126,7 @@ http_limits = build(
 configs = build(
     EndpointConfig,
     model_names=st.lists(texts, max_size=3).map(tuple),
+    embedding_pooling=texts,
     tool_call_parser=texts,
     reasoning_parser=texts,
     chat_template=st.none() | paths,
@@ -191,6 +193,7 @@ outputs = build(
     logprobs=st.none() | logprobs,
     num_cached=uint32,
     prompt_logprobs=st.none() | prompt_logprobs,
+    pooled=st.none() | st.binary(max_size=8),
 )
 stored = build(StoredResponse, response_id=ids, owner=texts, previous=texts, data=st.binary(max_size=50))
 events = st.lists(st.binary(max_size=50), max_size=3)

@@ -125,7 +125,7 @@ def test_a_replayed_request_shares_the_blocks_before_its_first_missing_position(
     entry = request(1, 50)
     assert shareable_blocks(entry) == 0
     for returned, blocks in ((15, 0), (16, 1), (47, 2), (48, 3), (49, 3)):
-        entry.num_prompt_logprobs = returned
+        entry.num_positions_read = returned
         assert shareable_blocks(entry) == blocks
     assert shareable_blocks(request(1, 50, SamplingParameters())) == 49 // BLOCK_SIZE
     assert shareable_blocks(request(1, 1)) == 0
@@ -138,7 +138,7 @@ def test_an_iteration_names_the_tokens_after_its_positions_and_a_replay_only_the
     for _ in range(2):
         batch = made.dispatch("p", made.select("p"))
         found.append(build_iteration(1, 1, batch).prompt[0])
-        batch.requests[0].request.num_prompt_logprobs += len(found[-1].token)
+        batch.requests[0].request.num_positions_read += len(found[-1].token)
         made.commit(batch, [])
     (held,) = made.admitted
     made.rewind(held)
@@ -161,7 +161,7 @@ def test_the_positions_of_an_iteration_are_bounded(monkeypatch):
         batch = made.dispatch("p", made.select("p"))
         seen.append({entry.request.request_id: entry.num_tokens for entry in batch.requests})
         for entry in batch.requests:
-            entry.request.num_prompt_logprobs += len(entry.prompt_positions)
+            entry.request.num_positions_read += len(entry.prompt_positions)
         made.commit(batch, [7] * sum(entry.samples for entry in batch.requests))
     assert seen[0] == {"1": 20, "2": 12}
     assert seen[1] == {"1": 1, "2": 8, "3": 20, "4": 20}
@@ -177,7 +177,7 @@ def test_a_full_iteration_lets_others_continue(monkeypatch):
     made = scheduler()
     made.pool.add(request(1, 30))
     batch = made.dispatch("p", made.select("p"))
-    batch.requests[0].request.num_prompt_logprobs += len(batch.requests[0].prompt_positions)
+    batch.requests[0].request.num_positions_read += len(batch.requests[0].prompt_positions)
     made.commit(batch, [])
     made.pool.add(request(2, 30, SamplingParameters()))
     monkeypatch.setattr(room, "MOST_PROMPT_LOGPROBS", 0)

@@ -6,6 +6,7 @@ A token depends only on the tokens before it, so a recomputation gives the same 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from orca_contract.state import PipelinePhase
@@ -41,6 +42,11 @@ def prompt_logprobs(index: int, positions: Iterable[int]) -> pb.PromptLogprobs:
     return pb.PromptLogprobs(index=index, logprob=[-0.5 for _ in positions], rank=positions)
 
 
+def pooled(index: int, positions: Iterable[int]) -> pb.PooledSum:
+    """Return a sum of activations that names its positions."""
+    return pb.PooledSum(index=index, sum=array("f", positions).tobytes())
+
+
 def allowed_token(token: int, mask: bytes) -> int:
     """Return the first token from `token` on, around the end of the vocabulary, that a mask allows."""
     candidates = ((token + step) % VOCABULARY for step in range(VOCABULARY))
@@ -68,7 +74,7 @@ class FakeWorkers:
         """None before the workers serve."""
         self._refusal = refusal
         self._sequence = 0
-        self._queue: asyncio.Queue[tuple[int, Batch, list[pb.PromptLogprobs]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Batch, pb.IterationResult]] = asyncio.Queue()
         self._masks: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._lost = asyncio.Event()
         self._reported: list[WorkerLostError] = []
@@ -88,12 +94,13 @@ class FakeWorkers:
 
     def send(self, batch: Batch) -> int:
         self._sequence += 1
-        of_prompts = [
-            prompt_logprobs(entry, scheduled.prompt_positions)
-            for entry, scheduled in enumerate(batch.entries)
-            if scheduled.prompt_positions
-        ]
-        self._queue.put_nowait((self._sequence, batch, of_prompts))
+        result = pb.IterationResult(sequence=self._sequence)
+        for entry, scheduled in enumerate(batch.entries):
+            if scheduled.prompt_positions and scheduled.request.pooling is not None:
+                result.pooled.append(pooled(entry, scheduled.prompt_positions))
+            elif scheduled.prompt_positions:
+                result.prompt.append(prompt_logprobs(entry, scheduled.prompt_positions))
+        self._queue.put_nowait((batch, result))
         return self._sequence
 
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
@@ -138,10 +145,10 @@ class FakeWorkers:
     async def _compute(self, on_result: Callable[[pb.IterationResult], None]) -> None:
         pending: dict[str, list[int]] = {}
         while True:
-            sequence, batch, of_prompts = await self._queue.get()
+            batch, result = await self._queue.get()
             while self.hangs:
                 await asyncio.sleep(0.001)
-            tokens, masked = [], iter(await self._masks_of(sequence, batch))
+            tokens, masked = [], iter(await self._masks_of(result.sequence, batch))
             for scheduled in batch.requests:
                 if scheduled.samples:
                     request = scheduled.request
@@ -159,7 +166,8 @@ class FakeWorkers:
                         for count in range(len(scheduled.draft))
                     ]
             await asyncio.sleep(0)
-            on_result(pb.IterationResult(sequence=sequence, token=tokens, prompt=of_prompts))
+            result.token.extend(tokens)
+            on_result(result)
 
     async def _masks_of(self, sequence: int, batch: Batch) -> list[bytes]:
         """Wait for the masks of an iteration, one for each request that samples a token of a grammar."""

@@ -15,18 +15,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orca_master.bodies.body import MAX_NAME
+from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.logit_bias import MAX_BIASES
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import (
     MAX_CHOICES,
     MAX_COUNT,
     MAX_MESSAGES,
-    MAX_PROMPTS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     ChatCompletionRequest,
     CompletionRequest,
 )
+from orca_master.bodies.prompts import MAX_PROMPTS
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import serve
@@ -208,6 +209,19 @@ examples = settings(
 @given(body=bodies(CompletionRequest, {"prompt": "abc", "max_tokens": 2, "seed": 1}))
 def test_any_completion(client, waits, body):
     check(client, waits, "/v1/completions", body)
+
+
+@examples
+@given(
+    body=bodies(
+        EmbeddingRequest,
+        {"input": "abc"},
+        {**special, "input": prompts},
+        {**legal, "input": legal["prompt"], "encoding_format": ["float", "base64"]},
+    )
+)
+def test_any_embedding(client, waits, body):
+    check(client, waits, "/v1/embeddings", body)
 
 
 @examples

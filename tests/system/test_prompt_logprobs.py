@@ -90,7 +90,7 @@ async def rewind_some(harness: Harness) -> int:
     scheduler = harness.engine.scheduler
     while len(harness.engine._requests):
         for request in scheduler.admitted:
-            partly = request.awaits_prompt_logprobs and request.num_prompt_logprobs > BLOCK_SIZE
+            partly = request.awaits_prompt_logprobs and request.num_positions_read > BLOCK_SIZE
             if partly and request.request_id not in rewound:
                 rewound.add(request.request_id)
                 scheduler.rewind(request)

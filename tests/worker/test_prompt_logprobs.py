@@ -128,11 +128,12 @@ import resource
 import torch
 from orca_protos import engine_pb2 as pb
 from orca_worker.device_copies import HostCopies
-from orca_worker.prompt_logprobs import PromptRows, start_prompt_logprobs
+from orca_worker.prompt_logprobs import start_prompt_logprobs
+from orca_worker.prompt_results import PromptRows
 
 rows, vocabulary, cpu = 512, 150_000, torch.device("cpu")
 hidden, table = torch.randn(rows, 4), torch.randn(4, vocabulary)
-places = PromptRows(torch.zeros(0, dtype=torch.int64), torch.arange(rows), torch.full((rows,), 5))
+places = PromptRows(torch.zeros(0, dtype=torch.int64), torch.arange(rows), torch.full((rows,), 5), ())
 iteration = pb.Iteration(prompt=[pb.PromptPositions(token=[5] * rows, num_likeliest=20)])
 torch.log_softmax(hidden @ table[:, :100], dim=-1).topk(3)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -207,7 +208,7 @@ def test_chunks_give_the_log_probabilities_of_the_whole_prompt(stage, cuts, besi
 
 
 def test_prompts_without_log_probabilities_are_computed_as_before(stage, monkeypatch):
-    monkeypatch.setattr("orca_worker.stage.start_prompt_logprobs", None)
+    monkeypatch.setattr("orca_worker.prompt_results.start_prompt_logprobs", None)
     iteration = pb.Iteration(
         epoch=1, sequence=1, row=[0], num_tokens=[LENGTH], context_length=[0], token=PROMPT, num_new_blocks=[BLOCKS],
         new_block=range(BLOCKS), sample=[True], admission=[pb.Admission(row=0, prompt_length=LENGTH)],

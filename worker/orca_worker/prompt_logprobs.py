@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens: the rows of the head that they need, and their computation in bounded slices.
+"""Log probabilities of prompt tokens, computed in bounded slices.
 
 An iteration names the positions (`Iteration.prompt` in protos/engine.proto), so that a rank keeps no state for them.
 The logits of a prompt would fill the memory, 20 GB for 32,000 tokens of a vocabulary of 150,000: they are computed for
@@ -8,46 +8,19 @@ a few rows at a time, of which only the wanted numbers stay.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.device_copies import HostCopies, to_device
+from orca_worker.device_copies import HostCopies
 from orca_worker.logprobs import at_tokens
+
+if TYPE_CHECKING:
+    from orca_worker.prompt_results import PromptRows
 
 SLICE_ELEMENTS = 2**21
 """Most logits at a time: 8 MiB, and about ten times as much for what is computed from them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRows:
-    """Rows of the head's input in an iteration with log probabilities of prompts, all int64 on the device."""
-
-    sampling: torch.Tensor
-    """[K] rows of the tokens that sample."""
-    scored: torch.Tensor
-    """[P] rows after which a prompt's token has its log probability, of all requests."""
-    targets: torch.Tensor
-    """[P] these tokens of the prompts."""
-
-
-def num_read(iteration: pb.Iteration, num_tokens: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Return [R] how many of each request's last input tokens the head reads; `num_tokens` [R], `samples` [R] bool."""
-    counts: np.ndarray = samples.astype(np.int64)
-    for entry in iteration.prompt:
-        counts[entry.index] = num_tokens[entry.index] - entry.first
-    return counts
-
-
-def prompt_rows(iteration: pb.Iteration, counts: np.ndarray, samples: np.ndarray, device: torch.device) -> PromptRows:
-    """Return the rows of an iteration whose head reads `counts` [R] tokens of the requests (`num_read`)."""
-    ends = counts.cumsum()
-    starts = ends - counts
-    scored = [starts[entry.index] + np.arange(len(entry.token)) for entry in iteration.prompt]
-    targets = [np.fromiter(entry.token, np.int64) for entry in iteration.prompt]
-    return PromptRows(*to_device(device, (ends - 1)[samples], np.concatenate(scored), np.concatenate(targets)))
 
 
 def start_prompt_logprobs(

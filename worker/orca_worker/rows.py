@@ -17,7 +17,7 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_worker.device_copies import to_device
-from orca_worker.prompt_logprobs import PromptRows, num_read, prompt_rows
+from orca_worker.prompt_results import PromptRows, num_read, prompt_rows
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
 
 INITIAL_ROWS = 64
@@ -29,7 +29,7 @@ Parameters = Callable[[pb.Iteration, SamplingRows], Sequence[np.ndarray]]
 class LastTokens:
     """The tokens whose output the head reads: the last one of each request that samples.
 
-    Of a prompt with log probabilities (`Iteration.prompt`) all tokens from the first of its positions on.
+    Of a prompt with results (`Iteration.prompt`, `Iteration.pooled`) all tokens from the first of its positions on.
     """
 
     tokens: torch.Tensor
@@ -53,7 +53,7 @@ class IterationBatch:
     parameters: Sequence[torch.Tensor] = ()
     """The sampler's arrays on the device."""
     prompt: PromptRows | None = None
-    """Of an iteration with log probabilities of prompts; else the rows that the head reads are those that sample."""
+    """Of an iteration with results of prompts; else the rows that the head reads are those that sample."""
 
 
 class RowTable:
@@ -118,7 +118,7 @@ class RowTable:
             slots=slots,
             block_table=of_blocks[0] if len(self._blocks) == 0 else self._block_table(longest, *of_blocks),
         )
-        counts = num_read(iteration, num_tokens, samples)
+        counts, has_results = num_read(iteration, num_tokens, samples), bool(iteration.prompt or iteration.pooled)
         return IterationBatch(
             tokens=tokens,
             ragged=ragged,
@@ -126,7 +126,7 @@ class RowTable:
             sampling=sampling,
             rows=sampled,
             parameters=of_sampler,
-            prompt=prompt_rows(iteration, counts, samples, self._device) if iteration.prompt else None,
+            prompt=prompt_rows(iteration, counts, samples, self._device) if has_results else None,
         )
 
     def _last(

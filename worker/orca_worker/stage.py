@@ -26,7 +26,7 @@ from orca_worker.kv_pools import KvPools
 from orca_worker.load_request import all_reduce
 from orca_worker.loaded_partition import load_partition
 from orca_worker.memory import blocks_that_fit, free_memory
-from orca_worker.prompt_logprobs import start_prompt_logprobs
+from orca_worker.prompt_results import start_prompt_results
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.token_masks import TokenMasks
@@ -216,7 +216,7 @@ class Stage:
         writes = []
         if batch.prompt is not None:
             copies, size = self._host_copies if self._group.rank == 0 else None, self._config.vocabulary_size
-            writes.append(start_prompt_logprobs(self._model.logits, output, batch.prompt, iteration, size, copies))
+            writes += start_prompt_results(self._model, output, batch.prompt, iteration, size, copies)
             output = output[batch.prompt.sampling]
         if len(batch.rows):
             writes.append(self._sample(output, iteration, batch))

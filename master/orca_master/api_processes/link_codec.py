@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError
 from orca_contract.state import EngineState
@@ -44,6 +44,7 @@ from orca_master.errors import (
     RequestError,
     RequestTimeoutError,
 )
+from orca_master.scheduling.request import Pooling
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError
 
 ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {
@@ -199,6 +200,7 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.vllm_metrics = config.vllm_metrics
     message.num_processes = config.num_processes
     message.log_format = config.log_format
+    message.embedding_pooling = config.embedding_pooling
     message.tool_call_parser = config.tool_call_parser
     message.reasoning_parser = config.reasoning_parser
     message.log_level = config.log_level
@@ -222,6 +224,7 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         log_requests=message.log_requests,
         vllm_metrics=message.vllm_metrics,
         num_processes=message.num_processes,
+        embedding_pooling=cast("Pooling", message.embedding_pooling),
         tool_call_parser=message.tool_call_parser,
         reasoning_parser=message.reasoning_parser,
         log_format=message.log_format,

@@ -12,7 +12,7 @@ from orca_protos import engine_pb2
 from orca_master.api_processes.link_messages import LinkError
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.scheduling.constraint import Grammar, GrammarKind
-from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.request import FinishReason, Pooling
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
 Part = TypeVar("Part", engine_pb2.Logprobs, engine_pb2.PromptLogprobs)
@@ -32,6 +32,12 @@ _GRAMMARS = {
     GrammarKind.GRAMMAR: pb.GRAMMAR_KIND_GRAMMAR,
     GrammarKind.CALLS: pb.GRAMMAR_KIND_CALLS,
 }
+_POOLINGS: dict[Pooling | None, pb.Pooling] = {
+    None: pb.POOLING_NONE,
+    "mean": pb.POOLING_MEAN,
+    "last": pb.POOLING_LAST,
+}
+_POOLING_OF_NUMBER: dict[int, Pooling | None] = {number: pooling for pooling, number in _POOLINGS.items()}
 _GRAMMAR_OF_NUMBER: dict[int, GrammarKind] = {number: kind for kind, number in _GRAMMARS.items()}
 _REASON_OF_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _REASONS.items()}
 
@@ -45,6 +51,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     message.max_gen_tokens = submission.max_gen_tokens
     message.priority = submission.priority
     message.cache_salt = text(submission.cache_salt)
+    message.pooling = _POOLINGS[submission.pooling]
     if submission.choices is not None:
         message.choices.group_id = submission.choices.group_id
         message.choices.count = submission.choices.count
@@ -69,6 +76,8 @@ def submission_of(message: pb.Submission) -> Submission:
         sampling = sampling_of(message.sampling)
     except ValueError as error:
         raise LinkError(str(error)) from error
+    if message.pooling not in _POOLING_OF_NUMBER:
+        raise LinkError(f"unknown pooling {message.pooling}")
     return Submission(
         request_id=message.request_id,
         prompt=array("I", message.prompt),
@@ -79,6 +88,7 @@ def submission_of(message: pb.Submission) -> Submission:
         choices=_choices_of(message.choices) if message.HasField("choices") else None,
         cache_salt=message.cache_salt,
         grammar=_grammar_of(message.grammar) if message.HasField("grammar") else None,
+        pooling=_POOLING_OF_NUMBER[message.pooling],
     )
 
 
@@ -100,7 +110,7 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
     message.request_id.extend([output[0] for output in outputs])
     tokens = [output[1] for output in outputs]
     message.token.extend([token or 0 for token in tokens] if None in tokens else tokens)  # type: ignore[arg-type]
-    for index, (_, token, reason, error, logprobs, num_cached, prompt_logprobs) in enumerate(outputs):
+    for index, (_, token, reason, error, logprobs, num_cached, prompt_logprobs, pooled) in enumerate(outputs):
         is_rare = reason is not None or logprobs is not None or num_cached or prompt_logprobs is not None
         if not is_rare and error is None and token is not None:
             continue
@@ -113,6 +123,8 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
             detail.logprobs.CopyFrom(logprobs)
         if prompt_logprobs is not None:
             detail.prompt_logprobs.CopyFrom(prompt_logprobs)
+        if pooled is not None:
+            detail.pooled = pooled
 
 
 def outputs_of(message: pb.Outputs) -> list[Output]:
@@ -129,6 +141,7 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
     logprobs: list[engine_pb2.Logprobs | None] = [None] * count
     num_cached = [0] * count
     prompt_logprobs: list[engine_pb2.PromptLogprobs | None] = [None] * count
+    pooled: list[bytes | None] = [None] * count
     for detail in message.detail:
         index = detail.index
         if index >= count:
@@ -143,8 +156,10 @@ def outputs_of(message: pb.Outputs) -> list[Output]:
             logprobs[index] = _copy(engine_pb2.Logprobs(), detail.logprobs)
         if detail.HasField("prompt_logprobs"):
             prompt_logprobs[index] = _copy(engine_pb2.PromptLogprobs(), detail.prompt_logprobs)
+        if detail.HasField("pooled"):
+            pooled[index] = detail.pooled
         num_cached[index] = detail.num_cached
-    return list(map(Output, request_ids, tokens, reasons, errors, logprobs, num_cached, prompt_logprobs))
+    return list(map(Output, request_ids, tokens, reasons, errors, logprobs, num_cached, prompt_logprobs, pooled))
 
 
 def _reason_of(number: int) -> FinishReason:

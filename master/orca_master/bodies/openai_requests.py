@@ -10,26 +10,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    Discriminator,
     Field,
-    Tag,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import (
-    Lengths,
     at_most,
     at_most_characters,
     check_options,
-    check_text,
     check_texts,
-    within_context,
 )
 from orca_master.bodies.logit_bias import LogitBias
+from orca_master.bodies.prompts import Prompts, TokenId
 from orca_master.bodies.structured_outputs import ResponseFormat, StructuredOutputs, grammar_of
 from orca_master.bodies.tools import NamedTool, ToolCalls, ToolList
 from orca_master.scheduling.constraint import Grammar
@@ -37,7 +31,6 @@ from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 MAX_COUNT = 10**9
 """Maximum number of tokens: above every sequence length, and within the protocol's 32 bits."""
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -45,7 +38,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 """Maximum length of a stop string."""
 MAX_CHOICES = 128
-MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 """Maximum parts of one message."""
@@ -54,10 +46,6 @@ StopString = Annotated[
     Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}),
     at_most_characters(MAX_STOP_CHARACTERS),
 ]
-Text = Annotated[str, check_text]
-# Most tokenizers return no token for an empty text. The schema's minLength keeps fuzzers from trying only that error.
-PromptText = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), within_context]
 
 
 class StreamOptions(Body):
@@ -159,40 +147,10 @@ class GenerationRequest(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def _check_prompts(prompts: list[str], info: ValidationInfo) -> list[str]:
-    Lengths.of(info).check_prompts(sum(map(len, prompts)))
-    return prompts
-
-
-def _kind_of_prompt(value: Any) -> str:
-    """Return the tag of the type of `prompt`, chosen by its first entry; only that type is validated."""
-    if not isinstance(value, list):
-        return "[text]"
-    first = value[0] if value else 0
-    return "[texts]" if isinstance(first, str) else "[prompts]" if isinstance(first, list) else "[tokens]"
-
-
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[
-        Annotated[PromptText, Tag("[text]")]
-        | Annotated[TokenIds, Tag("[tokens]")]
-        | Annotated[
-            list[PromptText],
-            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
-            at_most(MAX_PROMPTS),
-            AfterValidator(_check_prompts),
-            Tag("[texts]"),
-        ]
-        | Annotated[
-            list[TokenIds],
-            Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
-            at_most(MAX_PROMPTS),
-            Tag("[prompts]"),
-        ],
-        Discriminator(_kind_of_prompt),
-    ]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 16
     echo: bool = False
     logprobs: LogprobCount | None = None

@@ -8,7 +8,8 @@ from pydantic import Discriminator, Field, Tag
 
 from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import within_context
-from orca_master.bodies.openai_requests import Messages, Text, TokenId
+from orca_master.bodies.openai_requests import Messages
+from orca_master.bodies.prompts import Text, TokenId
 from orca_master.bodies.tools import ToolList
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
@@ -26,6 +27,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "messages": TypeAdapter(MessagesRequest),
     "count_tokens": TypeAdapter(CountTokensRequest),
     "response": TypeAdapter(ResponseRequest),
+    "embedding": TypeAdapter(EmbeddingRequest),
     "tokenize": TypeAdapter(TokenizeRequest),
     "detokenize": TypeAdapter(DetokenizeRequest),
 }
@@ -77,7 +79,8 @@ def shortened(message: str) -> str:
 
 def pack(value: Any) -> tuple[dict[str, Any], bytes]:
     """Convert a validated value to JSON data and 32-bit token ids; the inverse of `unpack`."""
-    names = {name for name in ("prompt", "tokens") if isinstance(getattr(value, name, None), list)}
+    fields = ("input",) if isinstance(value, EmbeddingRequest) else ("prompt", "tokens")
+    names = {name for name in fields if isinstance(getattr(value, name, None), list)}
     packed: dict[str, Any] = {"value": value.model_dump(exclude=names, exclude_unset=True)}
     if isinstance(value, ChatCompletionRequest | TokenizeChatRequest):
         packed["value"]["messages"] = [

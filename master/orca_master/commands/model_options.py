@@ -65,6 +65,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
     parser.add_argument(
+        "--embedding-pooling",
+        choices=("last", "mean"),
+        default="last",
+        help="activations of which an embedding of /v1/embeddings is the mean: those of the last token, or of all "
+        "tokens (last)",
+    )
+    parser.add_argument(
         "--tool-call-parser",
         choices=("auto", *FORMATS, "none"),
         default="auto",

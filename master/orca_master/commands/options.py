@@ -245,6 +245,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
     return EndpointConfig(
         model_names=tuple(arguments.served_model_name or [model_name]),
         chat_template=arguments.chat_template,
+        embedding_pooling=arguments.embedding_pooling,
         tool_call_parser=arguments.tool_call_parser,
         reasoning_parser=arguments.reasoning_parser,
         request_timeout=arguments.request_timeout,

@@ -1,8 +1,8 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
-/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/messages in messages.py, /v1/responses in
-responses.py. Order of middleware, outermost first: request id and access log → errors of messages → Host → CORS → API
-key → body limits → early refusal.
+/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/embeddings in embeddings.py, /v1/messages in
+messages.py, /v1/responses in responses.py. Order of middleware, outermost first: request id and access log → errors of
+messages → Host → CORS → API key → body limits → early refusal.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from orca_master.endpoint.chat import add_chat
 from orca_master.endpoint.checked_route import checked_route
 from orca_master.endpoint.completions import add_completions
 from orca_master.endpoint.early_refusal import EarlyRefusal
+from orca_master.endpoint.embeddings import add_embeddings
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.messages import add_messages
 from orca_master.endpoint.messages_errors import MessagesErrors
@@ -63,6 +64,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
     add_chat(app, endpoint)
+    add_embeddings(app, endpoint)
     add_messages(app, endpoint)
     add_responses(app, endpoint)
     add_stored_responses(app, endpoint)
@@ -207,6 +209,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
     for name in (
         "CompletionRequest",
         "ChatCompletionRequest",
+        "EmbeddingRequest",
         "MessagesRequest",
         "CountTokensRequest",
         "ResponseRequest",

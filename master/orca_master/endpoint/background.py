@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from orca_master.endpoint.activity import Activity
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import first_of, groups_of
 from orca_master.endpoint.response_answer import FAILURES, ResponseAnswer, fault_of
@@ -124,10 +125,8 @@ class BackgroundRuns:
     """The background responses that run in this process, and their readers."""
 
     def __init__(self) -> None:
-        self.idle = asyncio.Event()
-        """Set while no response runs and none is read."""
-        self.idle.set()
-        self._num_busy = 0
+        self.activity = Activity()
+        """The responses that run or are read."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(
@@ -151,22 +150,10 @@ class BackgroundRuns:
         task.add_done_callback(self._tasks.discard)
         return run.begun
 
-    @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count a response that runs or is read."""
-        self._num_busy += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self._num_busy -= 1
-            if not self._num_busy:
-                self.idle.set()
-
     async def _run(
         self, run: BackgroundRun, first: asyncio.Task[list[Piece]], pieces: AsyncIterator[list[Piece]]
     ) -> None:
-        with self.busy(), contextlib.suppress(EngineUnavailableError):
+        with self.activity.one(), contextlib.suppress(EngineUnavailableError):
             await run.run(first, pieces)
 
 

@@ -29,7 +29,7 @@ def stored_stream(store: ResponseStore, runs: BackgroundRuns, owner: str, respon
 async def _all(
     runs: BackgroundRuns, first: asyncio.Future[list[str]], pages: AsyncIterator[list[str]]
 ) -> AsyncIterator[list[str]]:
-    with runs.busy():
+    with runs.activity.one():
         yield await first
         async for page in pages:
             yield page

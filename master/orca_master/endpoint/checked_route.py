@@ -22,6 +22,7 @@ from orca_master.errors import RequestError
 KIND_OF_PATH = {
     "/v1/completions": "completion",
     "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embedding",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
     "/v1/responses": "response",

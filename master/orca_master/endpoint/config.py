@@ -9,6 +9,7 @@ from pathlib import Path
 from orca_protos.http_limits import HttpLimits
 
 from orca_master.endpoint.response_store import StoreLimits
+from orca_master.scheduling.request import Pooling
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -34,6 +35,7 @@ class EndpointConfig:
 
     model_names: tuple[str, ...]
     chat_template: Path | None = None
+    embedding_pooling: Pooling = "last"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "none"
     request_timeout: float | None = None

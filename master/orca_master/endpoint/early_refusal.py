@@ -14,7 +14,7 @@ from orca_master.endpoint.middleware import path_of
 from orca_master.endpoint.responding import error_response, queue_full_response
 from orca_master.errors import QueueFullError
 
-GENERATIONS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
+GENERATIONS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
 
 
 class EarlyRefusal:

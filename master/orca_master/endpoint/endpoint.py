@@ -116,5 +116,5 @@ class Endpoint:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.engine.status.drain_timeout + more):
-                await self.generator.idle.wait()
-                await self.background.idle.wait()
+                await self.generator.activity.idle.wait()
+                await self.background.activity.idle.wait()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from orca_contract.state import EngineState
 
 from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.endpoint.activity import Activity
 from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.prompt_logprobs import check_size
@@ -34,6 +35,19 @@ _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(Gene
 }
 """Sampling parameters with the same name and value in the body."""
 CANCELLED = "cancelled: the client closed the connection"
+
+
+def check_token_ids(field: str, tokens: Sequence[int], vocabulary: int) -> None:
+    """Raise RequestError if a token id of a request's `field` is not in the vocabulary."""
+    if min(tokens, default=0) < 0:
+        raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
+    if max(tokens, default=0) >= vocabulary:
+        raise RequestError(f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field)
+
+
+def salt_of(owner: str, cache_salt: str | None) -> str:
+    """Return `Submission.cache_salt` for the digest of a client's key, and the client's own salt."""
+    return hashlib.sha256(f"{owner} {cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +106,8 @@ class Generator:
         self._codec = codec
         self._timeout = timeout
         self._max_unread_bytes = max_unread_bytes
-        self.idle = asyncio.Event()
-        """Set while no generation runs."""
-        self.idle.set()
-        self._num_active = 0
+        self.activity = Activity()
+        """The generations that run, and embeddings (embeddings.py)."""
 
     def prepare(
         self,
@@ -128,12 +140,7 @@ class Generator:
             ("stop_token_ids", body.stop_token_ids),
             ("logit_bias", [int(token) for token in body.logit_bias]),
         ):
-            if min(tokens, default=0) < 0:
-                raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
-            if max(tokens, default=0) >= vocabulary:
-                raise RequestError(
-                    f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field
-                )
+            check_token_ids(field, tokens, vocabulary)
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
         if body.min_tokens > max_tokens:
@@ -160,7 +167,7 @@ class Generator:
         """Create the choices of a request that was checked before."""
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
-        salt = hashlib.sha256(f"{owner} {body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
+        salt = salt_of(owner, body.cache_salt)
         choices = []
         grammar = self._answers.grammar(body)
         count = len(prompts) * body.num_choices
@@ -217,36 +224,32 @@ class Generator:
         left = len(choices)
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
-        self._num_active += 1
-        self.idle.clear()
-        try:
-            seconds = None if generation.deadline is None else max(0.0, generation.deadline - time.time())
-            deadline = None if seconds is None else loop.time() + seconds
-            late = RequestTimeoutError(f"not finished within {seconds or 0.0:.6g} s")
+        with self.activity.one():
             try:
-                async with asyncio.timeout_at(deadline):
-                    await run.submit(choices)
-            except TimeoutError as timeout:
-                raise late from timeout
-            if accepted is not None:
-                accepted.set()
-            if deadline is not None:
-                timer = loop.call_at(deadline, run.fail, late)
-            while left:
-                pieces = await run.next_pieces()
-                left -= sum(piece.finish_reason is not None for piece in pieces)
-                yield pieces
-        except Exception as failure:
-            error = str(failure)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            run.cancel()
-            if recorder is not None and left and self._engine.status.state is EngineState.STOPPED:
-                recorder.interrupt()
-            elif recorder is not None:
-                recorder.end("" if left == 0 else error)
-            self._num_active -= 1
-            if self._num_active == 0:
-                self.idle.set()
+                seconds = None if generation.deadline is None else max(0.0, generation.deadline - time.time())
+                deadline = None if seconds is None else loop.time() + seconds
+                late = RequestTimeoutError(f"not finished within {seconds or 0.0:.6g} s")
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await run.submit(choices)
+                except TimeoutError as timeout:
+                    raise late from timeout
+                if accepted is not None:
+                    accepted.set()
+                if deadline is not None:
+                    timer = loop.call_at(deadline, run.fail, late)
+                while left:
+                    pieces = await run.next_pieces()
+                    left -= sum(piece.finish_reason is not None for piece in pieces)
+                    yield pieces
+            except Exception as failure:
+                error = str(failure)
+                raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                run.cancel()
+                if recorder is not None and left and self._engine.status.state is EngineState.STOPPED:
+                    recorder.interrupt()
+                elif recorder is not None:
+                    recorder.end("" if left == 0 else error)

@@ -18,7 +18,7 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
     for scheduled in batch.requests:
         tokens = scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
         _add_entry(iteration, scheduled, scheduled.context_length, tokens)
-        if scheduled.request.sampling.prompt_logprobs is not None:
+        if scheduled.request.pooling is not None or scheduled.request.sampling.prompt_logprobs is not None:
             _add_positions(iteration, scheduled)
         position = scheduled.context_length + scheduled.num_tokens
         for token in scheduled.draft:
@@ -49,14 +49,19 @@ def _add_entry(
 
 
 def _add_positions(iteration: pb.Iteration, scheduled: ScheduledRequest) -> None:
-    """Add the positions of the last entry of the iteration, if it has any left with log probabilities."""
-    if positions := scheduled.prompt_positions:
-        iteration.prompt.add(
-            index=len(iteration.row) - 1,
-            first=positions.start - scheduled.context_length,
-            token=scheduled.request.prompt[positions.start + 1 : positions.stop + 1],
-            num_likeliest=scheduled.request.sampling.prompt_logprobs,
-        )
+    """Add the positions of the last entry of the iteration whose results are wanted, if there are any."""
+    if not (positions := scheduled.prompt_positions):
+        return
+    index, first = len(iteration.row) - 1, positions.start - scheduled.context_length
+    if scheduled.request.pooling is not None:
+        iteration.pooled.add(index=index, first=first)
+        return
+    iteration.prompt.add(
+        index=index,
+        first=first,
+        token=scheduled.request.prompt[positions.start + 1 : positions.stop + 1],
+        num_likeliest=scheduled.request.sampling.prompt_logprobs,
+    )
 
 
 def check_encodes(request: Request) -> None:

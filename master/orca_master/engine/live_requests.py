@@ -77,9 +77,11 @@ class LiveRequests:
             generated=list(submission.generated or ()),
             cache_salt=submission.cache_salt,
             constraint=submission.constraint,
+            pooling=submission.pooling,
         )
-        if submission.generated:  # the log probabilities of its prompt came with the first token
-            request.num_prompt_logprobs = len(request.prompt) - 1
+        # The log probabilities of a resumed request's prompt came with its first token.
+        if submission.generated or submission.pooling == "last":
+            request.num_positions_read = len(request.prompt) - 1
         check_encodes(request)
         self._check(request)
         request.lookup = self._lookup(submission)
@@ -118,6 +120,7 @@ class LiveRequests:
         outputs = []
         logprobs = {entry.index: entry for entry in result.logprobs}
         of_prompts = self._commit_prompts(batch, result) if result.prompt else {}
+        embeddings = self._commit_pooled(batch, result)
         progressed = self._scheduler.commit(batch, list(result.token))
         last = {request: index for index, request in progressed}
         num_accepted = len(progressed) - len(last)
@@ -142,6 +145,13 @@ class LiveRequests:
                 self._admission.expected_wait.note_end(request)
                 del self._requests[request.request_id]
         outputs += [Output(name, None, None, prompt_logprobs=entry) for name, entry in of_prompts.items()]
+        for request, pooled in embeddings:
+            reason = request.finish_reason
+            num_cached = 0 if reason is None else request.num_cached
+            outputs.append(Output(request.request_id, None, reason, num_cached=num_cached, pooled=pooled))
+            if reason is not None:
+                self._admission.expected_wait.note_end(request)
+                del self._requests[request.request_id]
         return outputs
 
     def _commit_prompts(self, batch: Batch, result: pb.IterationResult) -> dict[str, pb.PromptLogprobs]:
@@ -155,9 +165,23 @@ class LiveRequests:
             if len(entry.logprob) != len(scheduled.prompt_positions):
                 raise ValueError(f"the engine returned {len(entry.logprob)} log probabilities of a prompt for {batch}")
             if entry.logprob:
-                scheduled.request.num_prompt_logprobs += len(entry.logprob)
+                scheduled.request.num_positions_read += len(entry.logprob)
                 of_prompts[scheduled.request.request_id] = entry
         return of_prompts
+
+    def _commit_pooled(self, batch: Batch, result: pb.IterationResult) -> list[tuple[Request, bytes]]:
+        """Count the positions of embeddings that a result has; return the sums of their activations."""
+        sums = {entry.index: entry.sum for entry in result.pooled}
+        pooled = []
+        for index, scheduled in enumerate(batch.entries):
+            if scheduled.request.pooling is None or scheduled.is_stale:
+                continue
+            if positions := scheduled.prompt_positions:
+                if not sums.get(index):
+                    raise ValueError(f"the engine returned no activations for {batch}")
+                scheduled.request.num_positions_read = positions.stop
+                pooled.append((scheduled.request, sums[index]))
+        return pooled
 
     def refuse_misfits(self) -> None:
         """Fail the waiting requests for which `check` raises RequestError."""
@@ -183,7 +207,7 @@ class LiveRequests:
     def _lookup(self, submission: Submission) -> PromptLookup | None:
         """Return what drafts a request's tokens; None if tokens before change which ones it may sample."""
         drafts = self._scheduler.config.speculative_tokens and submission.constraint is None
-        if not drafts or submission.sampling.reads_history:
+        if not drafts or submission.sampling.reads_history or submission.pooling is not None:
             return None
         return PromptLookup([*submission.prompt, *(submission.generated or ())])
 

@@ -10,7 +10,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import Constraint, Grammar
-from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.request import FinishReason, Pooling
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
@@ -33,6 +33,7 @@ class Submission:
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
+    `pooling`: of an embedding, whose `max_gen_tokens` is 0.
     """
 
     request_id: str
@@ -46,13 +47,15 @@ class Submission:
     cache_salt: str = ""
     grammar: Grammar | None = None
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
 
 
 class Output(NamedTuple):
     """One sampled token of a request, its end, or a part of its prompt. A tuple, because one is created per token.
 
     `num_cached`: with the first token, the prompt's tokens that the prefix cache had. `prompt_logprobs`: those of the
-    next tokens of the prompt, from its second token on; all come before the first token, or with it.
+    next tokens of the prompt, from its second token on; all come before the first token, or with it. `pooled`: of an
+    embedding, the sum of the next tokens' activations, float32 in little-endian order; the last comes with the end.
     """
 
     request_id: str
@@ -62,6 +65,7 @@ class Output(NamedTuple):
     logprobs: pb.Logprobs | None = None
     num_cached: int = 0
     prompt_logprobs: pb.PromptLogprobs | None = None
+    pooled: bytes | None = None
 
 
 class EngineObserver(Protocol):

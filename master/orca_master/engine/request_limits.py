@@ -10,6 +10,7 @@ from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import QueueFullError, RequestError
 from orca_master.scheduling.kv_ledger import blocks_for
 from orca_master.scheduling.request import Request
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
@@ -29,17 +30,24 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
 
 
 def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus, name: str = "n") -> None:
-    """Check that several choices fit into the queue, before any is submitted; the engine itself decides.
+    """Check that several choices fit into the queue, before any is submitted; see `check_together`.
 
     `name`: the field with the number `n` of choices of each prompt. `num_tokens` is the sum over prompts and
-    completions of all choices. Raises RequestError if the choices exceed the whole queue, QueueFullError if they exceed
-    its free places.
+    completions of all choices.
     """
-    num_choices = num_prompts * n
+    num_choices, field = num_prompts * n, name if n > 1 else "prompt"
+    choices = f"{field}: {num_prompts} prompts with {name} = {n} are {num_choices} choices"
+    check_together(num_choices, num_tokens, status, field, choices)
+
+
+def check_together(num_choices: int, num_tokens: int, status: EngineStatus, field: str, choices: str) -> None:
+    """Check that the parts of a client's request fit into the queue; the engine itself decides when they are submitted.
+
+    `choices` describes them for people, and begins with the name of the `field`. Raises RequestError if they exceed the
+    whole queue, QueueFullError if they exceed its free places.
+    """
     if num_choices == 1:
         return
-    field = name if n > 1 else "prompt"
-    choices = f"{field}: {num_prompts} prompts with {name} = {n} are {num_choices} choices"
     if num_choices > status.max_queued_requests:
         raise RequestError(
             f"{choices}, at most {status.max_queued_requests} can wait (--max-queue-depth): send several requests",
@@ -80,9 +88,12 @@ def check_values(request: Request, vocabulary_size: int) -> None:
         _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
     if not request.prompt:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
-    if request.max_gen_tokens < 1:
+    if request.pooling is not None:
+        if request.max_gen_tokens or request.generated or sampling != SamplingParameters():
+            raise RequestError("an embedding generates no tokens")
+    elif request.max_gen_tokens < 1:
         raise RequestError(f"max_tokens: {request.max_gen_tokens} is not between 1 and inf", "max_tokens")
-    if request.num_left < 1:
+    elif request.num_left < 1:
         raise RequestError(f"max_tokens: {len(request.generated)} tokens are generated already", "max_tokens")
     sampling.check()
 

@@ -137,6 +137,8 @@ class Metrics:
         self._latency.observe(seconds)
         if generated:
             self._decode_time.observe(since_first_token)
+        else:  # an embedding
+            self._prompt_tokens.inc(prompt_tokens)
         self._request_prompt.observe(prompt_tokens)
         self._request_output.observe(generated)
         if generated > 1:

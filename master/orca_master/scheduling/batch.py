@@ -66,13 +66,13 @@ class ScheduledRequest:
 
     @property
     def prompt_positions(self) -> range:
-        """Positions of the input tokens after which the prompt's next tokens have log probabilities, until commit."""
+        """Positions of the prompt of which the iteration returns results (`Request.num_positions`), until commit."""
         request = self.request
-        if not request.awaits_prompt_logprobs:
+        if not request.awaits_positions:
             return range(0)
         return range(
-            max(self.context_length, request.num_prompt_logprobs),
-            min(self.context_length + self.num_tokens, len(request.prompt) - 1),
+            max(self.context_length, request.num_positions_read),
+            min(self.context_length + self.num_tokens, request.num_positions),
         )
 
     @property

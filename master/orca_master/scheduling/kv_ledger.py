@@ -37,10 +37,10 @@ def shareable_blocks(request: Request) -> int:
     """Return the number of a request's first blocks that it need not compute itself.
 
     At least one token is left to compute, because the next token is sampled after the last known one. A token is
-    computed if the log probability of the prompt's next token has not returned yet.
+    computed if the result of its position has not returned yet (`Request.num_positions`).
     """
     first_needed = request.num_tokens - 1
-    return (request.num_prompt_logprobs if request.awaits_prompt_logprobs else first_needed) // BLOCK_SIZE
+    return (request.num_positions_read if request.awaits_positions else first_needed) // BLOCK_SIZE
 
 
 @dataclass(slots=True)

@@ -10,10 +10,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from orca_master.scheduling.constraint import Constraint
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.sampling_parameters import SamplingParameters
+
+Pooling = Literal["mean", "last"]
+"""Which tokens' activations, after the final norm, an embedding is the mean of: all of them, or the last one's."""
 
 LOSSES_BEFORE_ALONE = 2
 """Losses in a row, without a token between them, after which a request runs alone (docs/architecture.md, section 3)."""
@@ -42,7 +46,8 @@ class FinishReason(enum.Enum):
 class Request:
     """One request, waiting or admitted.
 
-    `arrival` is the position in the order of arrival, unique in a pool. `max_gen_tokens` is at least 1.
+    `arrival` is the position in the order of arrival, unique in a pool. `max_gen_tokens` is at least 1, and 0 for
+    an embedding, which ends when its prompt is computed.
     Generation ends at a token of `stop_token_ids` (kept as the last generated token), when the grammar is complete, or
     after `max_gen_tokens`.
     """
@@ -84,8 +89,10 @@ class Request:
     """Keys of the first blocks, as far as they were needed."""
     num_cached: int = 0
     """Prompt tokens in blocks that the request shared at its first admission: computed before, or by its iteration."""
-    num_prompt_logprobs: int = 0
-    """Tokens of the prompt, from the second on, whose log probabilities have returned."""
+    pooling: Pooling | None = None
+    """Of an embedding; None: tokens are generated."""
+    num_positions_read: int = 0
+    """First positions of the prompt whose results have returned, or are not wanted (`num_positions`)."""
     num_expected_cached: int = 0
     """Prompt tokens in the prefix cache of some pipeline at the arrival; the expected wait does not count them."""
 
@@ -120,10 +127,21 @@ class Request:
         return self.state is not RequestState.INITIATION and self.num_unscheduled <= 1
 
     @property
+    def num_positions(self) -> int:
+        """Number of first positions of the prompt with results: activations, or the next token's log probability."""
+        if self.pooling is not None:
+            return len(self.prompt)
+        return 0 if self.sampling.prompt_logprobs is None else len(self.prompt) - 1
+
+    @property
+    def awaits_positions(self) -> bool:
+        """True if results of the prompt's positions are requested and have not all returned."""
+        return self.num_positions_read < self.num_positions
+
+    @property
     def awaits_prompt_logprobs(self) -> bool:
-        """True if log probabilities of the prompt's tokens are requested and have not all returned."""
-        wants_any = self.sampling.prompt_logprobs is not None
-        return wants_any and self.num_prompt_logprobs < len(self.prompt) - 1
+        """True if these results are log probabilities of the prompt's tokens."""
+        return self.pooling is None and self.awaits_positions
 
     @property
     def num_expected(self) -> int:

@@ -209,7 +209,7 @@ class Scheduler:
                     context_length,
                     tuple(new_blocks),
                     admitted,
-                    samples=request.num_scheduled >= request.num_tokens,
+                    samples=request.pooling is None and request.num_scheduled >= request.num_tokens,
                     draft=selection.draft,
                 )
             )
@@ -221,8 +221,8 @@ class Scheduler:
 
         Return the requests that got tokens, once for each token, with its index. `tokens` has one entry for each
         scheduled request that samples and one for each drafted token, in order. Requests that were rewound or
-        cancelled in the meantime are skipped: their result is stale. A returned request with a `finish_reason` has
-        ended, and its slots are free.
+        cancelled in the meantime are skipped: their result is stale. A request with a `finish_reason` has ended, also
+        an embedding, which gets no token; its slots are free.
 
         Raises ValueError if the number of tokens is not the number of those that the batch samples.
         """
@@ -244,9 +244,10 @@ class Scheduler:
                 request.append(tokens[index])
                 progressed.append((index, request))
                 if request.finish_reason is not None:
-                    self._release(request)
-                    request.finish(request.finish_reason)
+                    self._end(request, request.finish_reason)
                     break
+            if request.pooling is not None and not request.num_uncomputed:
+                self._end(request, FinishReason.STOP)
         return progressed
 
     # -- at any moment -------------------------------------------------------------------------------
@@ -286,6 +287,10 @@ class Scheduler:
             self._suspects.append(request)
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        self._release(request)
+        request.finish(reason)
 
     def _release(self, request: Request) -> None:
         state = self._pipelines[self._pipeline_of.pop(request.request_id)]

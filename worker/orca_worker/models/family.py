@@ -9,7 +9,7 @@ the controller and `orca serve` use them to check a model before they start rank
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -153,6 +153,9 @@ class PartitionSpec:
 
 class ModelPartition(ABC):
     """Consecutive layers, with the embedding on the first partition and the head on the last."""
+
+    final_norm: Callable[[torch.Tensor], torch.Tensor]
+    """The norm of rows [rows, H] before the head. Last partition only."""
 
     def __init__(self, parts: Parts) -> None:
         self._attentions = parts.attentions

@@ -1,0 +1,22 @@
+"""Body of POST /v1/embeddings. Source: OpenAI API reference, "Embeddings"; further fields have vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from orca_master.bodies.body import Body, Name
+from orca_master.bodies.prompts import Prompts
+
+
+class EmbeddingRequest(Body):
+    """Texts or token ids of which each gets one embedding."""
+
+    model: Name | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    add_special_tokens: bool = True
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    user: Name | None = None
+    cache_salt: Name | None = None

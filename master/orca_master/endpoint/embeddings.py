@@ -1,0 +1,212 @@
+"""POST /v1/embeddings: one vector of length 1 for each text, the pooled activations after the model's final norm.
+
+Every text is a submission to the engine that generates nothing. Its activations arrive as sums over the chunks of its
+prompt. Vectors are normalised, as OpenAI's are, so the mean needs no division by the number of tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import math
+import secrets
+import sys
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, cast
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+
+from orca_master.bodies.embedding_requests import EmbeddingRequest
+from orca_master.endpoint.choice_run import SUBMITTED_AT_ONCE
+from orca_master.endpoint.delivery import deliver_body
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.generation import check_token_ids, salt_of
+from orca_master.endpoint.middleware import owner_of
+from orca_master.endpoint.request_deadline import requested_timeout
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.messages import Choices, Output, Submission
+from orca_master.engine.request_limits import check_together
+from orca_master.errors import EngineError, EngineUnavailableError, RequestError, RequestTimeoutError
+from orca_master.scheduling.request import FinishReason, Pooling
+from orca_master.scheduling.sampling_parameters import SamplingParameters
+
+
+class Embedding(BaseModel):
+    """One entry of `data`; `embedding` is base64 of float32 values in little-endian order with that encoding."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """Response of /v1/embeddings."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class EmbeddingRun:
+    """The inputs of one request on the engine. `run` once."""
+
+    def __init__(self, engine: EngineClient, submissions: Sequence[Submission]) -> None:
+        self._engine = engine
+        self._submissions = submissions
+        self.num_tokens = sum(len(submission.prompt) for submission in submissions)
+        self._sums: list[array[float]] = [array("d") for _ in submissions]
+        self._num_left = len(submissions)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> list[array[float]]:
+        """Return the sum of activations of each input; raise the first refusal, or the error that ended an input."""
+        starts = (0, *range(1, len(self._submissions), SUBMITTED_AT_ONCE), len(self._submissions))
+        submitted: list[Submission] = []
+        refused: set[str] = set()
+        try:
+            for start, end in itertools.pairwise(starts):
+                group = self._submissions[start:end]
+                submitted += group
+                waits = [
+                    self._engine.submit(submission, partial(self._receive, start + place))
+                    for place, submission in enumerate(group)
+                ]
+                refusals = await asyncio.gather(*waits, return_exceptions=True)
+                refused |= {entry.request_id for entry, error in zip(group, refusals, strict=True) if error is not None}
+                if error := next((error for error in refusals if error is not None), None):
+                    raise error
+            await self._ended
+        finally:
+            self._ended.cancel()
+            for submission in reversed(submitted):
+                ended_as = None if submission.request_id in refused else "abort"
+                self._engine.release(submission.request_id, ended_as)
+        return self._sums
+
+    def _receive(self, index: int, output: Output) -> None:
+        if self._ended.done():
+            return
+        if output.error is not None:
+            of_request = output.finish_reason is FinishReason.FAULT
+            self._ended.set_exception((EngineError if of_request else EngineUnavailableError)(output.error))
+            return
+        if output.pooled is not None:
+            total, part = self._sums[index], array("f", output.pooled)
+            if sys.byteorder == "big":
+                part.byteswap()
+            self._sums[index] = array("d", map(float.__add__, total, part)) if total else array("d", part)
+        if output.finish_reason is not None:
+            self._num_left -= 1
+            if self._num_left == 0:
+                self._ended.set_result(None)
+
+
+def unit_vector(values: array[float]) -> array[float]:
+    """Return float32 values of length 1 in the direction of `values`; zeros stay zeros."""
+    length = math.hypot(*values)
+    return array("f", [value / length for value in values]) if length else array("f", values)
+
+
+def encoded(vector: array[float], encoding_format: Literal["float", "base64"]) -> str:
+    """Return the JSON of a float32 vector; nine digits identify a float32."""
+    if encoding_format == "float":
+        return f"[{','.join([f'{value:.9g}' for value in vector])}]"
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return f'"{base64.b64encode(vector.tobytes()).decode()}"'
+
+
+def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus) -> None:
+    """Raise RequestError for token ids or lengths that the model does not have, QueueFullError without room."""
+    for tokens in inputs:
+        if not tokens:
+            raise RequestError("input: a text is empty: at least one token is needed", "input")
+        if len(tokens) > status.longest:
+            raise RequestError(
+                f"input: a text has {len(tokens)} tokens, at most {status.longest} are possible: send a shorter part",
+                "input",
+            )
+        check_token_ids("input", tokens, status.vocabulary_size)
+    check_together(len(inputs), sum(map(len, inputs)), status, "input", f"input: {len(inputs)} texts")
+
+
+def submissions_of(
+    inputs: Sequence[Sequence[int]], pooling: Pooling, priority: int, cache_salt: str
+) -> list[Submission]:
+    """Return the submissions of a request's inputs, which the queue accepts together or not at all."""
+    name = f"embd-{secrets.token_hex(16)}"
+    together = Choices(name, len(inputs), sum(map(len, inputs))) if len(inputs) > 1 else None
+    return [
+        Submission(
+            f"{name}-{index}",
+            array("I", tokens),
+            0,
+            SamplingParameters(),
+            frozenset(),
+            priority,
+            choices=together,
+            cache_salt=cache_salt,
+            pooling=pooling,
+        )
+        for index, tokens in enumerate(inputs)
+    ]
+
+
+async def _inputs(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[int]]:
+    """Return the inputs as token ids; raise RequestError without a tokenizer."""
+    entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
+    return [
+        await endpoint.encode(entry, "input", body.add_special_tokens)
+        if isinstance(entry, str)
+        else cast("Sequence[int]", entry)
+        for entry in entries
+    ]
+
+
+async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, timeout: float | None) -> bytes:
+    """Return the response as JSON. Yields to the event loop after each vector."""
+    with endpoint.generator.activity.one():
+        try:
+            async with asyncio.timeout(timeout):
+                sums = await run.run()
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"not finished within {timeout or 0.0:.6g} s") from error
+        data = []
+        for index, values in enumerate(sums):
+            vector = encoded(unit_vector(values), body.encoding_format)
+            data.append(f'{{"object":"embedding","index":{index},"embedding":{vector}}}')
+            await asyncio.sleep(0)
+    count = run.num_tokens
+    rest = json.dumps({"model": endpoint.model_name, "usage": {"prompt_tokens": count, "total_tokens": count}})
+    return f'{{"object":"list","data":[{",".join(data)}],{rest[1:]}'.encode()
+
+
+def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
+    """Add the route."""
+
+    @app.post("/v1/embeddings", response_model=EmbeddingList)
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """Return an embedding of each text."""
+        endpoint.check(body.model)
+        inputs = await _inputs(body, endpoint)
+        check_inputs(inputs, endpoint.engine.status)
+        salt = salt_of(owner_of(request), body.cache_salt)
+        submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt)
+        limits = (endpoint.config.request_timeout, requested_timeout(request.headers))
+        timeout = min((seconds for seconds in limits if seconds is not None), default=None)
+        run = EmbeddingRun(endpoint.engine, submissions)
+        return await deliver_body(request, _answer(endpoint, body, run, timeout))
