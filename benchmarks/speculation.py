@@ -18,10 +18,11 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 import httpx
+from orca_bench.burst import tokens_per_second
 from orca_bench.circumstances import circumstances, line
 from orca_bench.random_models import save_model
 from orca_bench.rounds import ratio
@@ -36,19 +37,14 @@ KINDS = {"copies": (0.0, 0), "in part": (1.0, 3), "no copies": (1.0, 0)}
 BIAS = 90.0
 
 
-async def tokens_per_second(url: str, model: str, batch: int, generated: int, kind: str, seed: int) -> float:
-    """Return the generated tokens per second of `batch` requests at once, of `generated` tokens each."""
+def bodies(model: str, batch: int, generated: int, kind: str, seed: int) -> list[dict[str, Any]]:
+    """Return `batch` requests of `generated` tokens each."""
     source = random.Random(f"speculation {seed}")
     prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
     temperature, allowed = KINDS[kind]
     bias = {str(token): BIAS for token in random_tokens(source, allowed)}
-    body = {"model": model, "max_tokens": generated, "temperature": temperature, "ignore_eos": True, "logit_bias": bias}
-    async with httpx.AsyncClient(timeout=600) as client:
-        begin = time.perf_counter()
-        posts = (client.post(f"{url}/v1/completions", json={**body, "prompt": prompt}) for prompt in prompts)
-        for answer in await asyncio.gather(*posts):
-            answer.raise_for_status()
-        return batch * generated / (time.perf_counter() - begin)
+    common = {"model": model, "max_tokens": generated, "temperature": temperature, "logit_bias": bias}
+    return [{**common, "prompt": prompt} for prompt in prompts]
 
 
 def drafted(url: str) -> tuple[float, float]:
@@ -82,8 +78,8 @@ def main() -> None:
                 before = drafted(speculating)
                 for number in range(arguments.rounds + 1):
                     for url in rates:
-                        work = tokens_per_second(url, model.name, batch, arguments.generated, kind, number)
-                        rate = asyncio.run(work)
+                        requests = bodies(model.name, batch, arguments.generated, kind, number)
+                        rate = asyncio.run(tokens_per_second(url, requests))
                         rates[url] += [rate] if number else []  # the first round warms up
                 count, accepted = (after - first for after, first in zip(drafted(speculating), before, strict=True))
                 print(

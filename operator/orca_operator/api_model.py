@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orca_contract.model_choices import Dtype, KvCacheDtype, Quantization
+from orca_contract.model_choices import MAX_ADAPTERS, MAX_NAME_LENGTH, Dtype, KvCacheDtype, Quantization
 from pydantic import Field
 
 from orca_operator.api_types import Part, Quantity, SecretKey, Text
@@ -31,6 +31,18 @@ class Cache(Part):
     size_limit: Quantity | None = Field(None, description="Size limit of the emptyDir.")
 
 
+class Adapter(Part):
+    """An adapter (LoRA) in PEFT's format."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] = Field(
+        description="Name by which requests choose the adapter, in place of the model's name."
+    )
+    path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="PEFT directory: a path below the model's folder, for pvc://, oci:// and file:// models, or an "
+        "absolute path in the workers' pods."
+    )
+
+
 class Model(Part):
     """The model to serve."""
 
@@ -50,6 +62,9 @@ class Model(Part):
         None,
         description="Type of cached keys and values; int8, on CPUs, has room for more tokens. Default: auto, the "
         "activations' type.",
+    )
+    adapters: Annotated[list[Adapter], Field(max_length=MAX_ADAPTERS)] | None = Field(
+        None, description="Adapters (LoRA) that are served beside the model."
     )
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Maximum sequence length in tokens; the model's own by default."

@@ -21,6 +21,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--journal": "master.journal",
     "--kv-cache-dtype": "model.kvCacheDtype",
     "--kv-slots": "scheduler.kvSlots",
+    "--lora-modules": "model.adapters",
     "--max-batch-size": "scheduler.maxBatchSize",
     "--max-expected-wait": "scheduler.maxExpectedWaitSeconds",
     "--max-model-len": "model.maxModelLen",

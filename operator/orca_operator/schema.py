@@ -62,7 +62,7 @@ def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     if pod_api.REFERENCE in schema:
         converted = pod_api.schema(schema[pod_api.REFERENCE]) | converted
     elif schema.get("type") == "array":
-        converted |= _list(schema["items"], definitions)
+        converted |= _list(schema, definitions)
     elif "properties" in schema:
         fields = schema["properties"].items()
         converted["properties"] = {name: structural(entry, definitions) for name, entry in fields}
@@ -72,10 +72,12 @@ def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     return _with_whole_default(converted)
 
 
-def _list(items: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _list(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    items = schema["items"]
     converted: dict[str, Any] = {"items": structural(items, definitions)}
     core = items.get(pod_api.REFERENCE)
-    converted["maxItems"] = 1000 if "properties" in converted["items"] and core is None else MAX_ITEMS
+    most = 1000 if "properties" in converted["items"] and core is None else MAX_ITEMS
+    converted["maxItems"] = schema.get("maxItems", most)
     if core in pod_api.KEYS:
         converted |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": pod_api.KEYS[core]}
     return converted

@@ -79,6 +79,10 @@ def _map_rules() -> tuple[Rule, ...]:
     )
 
 
+def _are_different(names: list[str]) -> bool:
+    return len(set(names)) == len(names)
+
+
 RULES = (
     Rule(
         None,
@@ -121,6 +125,32 @@ RULES = (
         "model.cache",
         "is for hf:// and s3:// models: others are not downloaded",
         lambda name, spec: spec.model.cache is None or spec.model.uri.startswith(DOWNLOADED),
+    ),
+    Rule(
+        "model",
+        "!has(self.adapters) || self.adapters.all(a, self.adapters.exists_one(b, b.name == a.name))",
+        "model.adapters",
+        "must have different names",
+        lambda name, spec: _are_different([adapter.name for adapter in spec.model.adapters or ()]),
+    ),
+    Rule(
+        "model",
+        "!has(self.adapters) || !(self.uri.startsWith('hf://') || self.uri.startsWith('s3://')) "
+        "|| self.adapters.all(a, a.path.startsWith('/'))",
+        "model.adapters",
+        "must have absolute paths with hf:// and s3:// models, of which only the model is downloaded",
+        lambda name, spec: (
+            not spec.model.uri.startswith(DOWNLOADED)
+            or all(adapter.path.startswith("/") for adapter in spec.model.adapters or ())
+        ),
+    ),
+    Rule(
+        None,
+        "!has(self.spec.model.adapters) || self.spec.model.adapters.all(a, "
+        "a.name != (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
+        "spec.model.adapters",
+        "must not have the model's name",
+        lambda name, spec: all(adapter.name != (spec.model.name or name) for adapter in spec.model.adapters or ()),
     ),
     Rule(
         "model",

@@ -39,7 +39,7 @@ VERSION = 10
 `SchedulerKnobs.stallTimeoutSeconds`, `recoveryTimeoutSeconds`, `admission` and `policy`. 5:
 `SchedulerKnobs.drainTimeoutSeconds`. 6: `StateReport.idleSeconds` and `hasBacklog`; `Topology.closed`;
 `Topology.pipelines` may be empty. 7: `ModelSpec.quantization`. 8: `ModelSpec.kv_cache_dtype`. 9:
-`ModelSpec.quantization` may be w8a8. 10: `Communication.device`."""
+`ModelSpec.quantization` may be w8a8. 10: `Communication.device`; `ModelSpec.adapters`."""
 MOST_UNKNOWN_FIELDS = 1000
 """Bound on stored names of unknown fields, so that a sender cannot exhaust the reader's memory."""
 LONGEST_NAME = 80

@@ -15,6 +15,10 @@ Quantization = Literal["none", "int8", "int4", "w8a8"]
 weights and activations."""
 KvCacheDtype = Literal["auto", "int8"]
 """Type of cached keys and values; auto is that of the activations."""
+MAX_ADAPTERS = 64
+"""Most adapters of a model."""
+MAX_NAME_LENGTH = 256
+"""Characters of an adapter's name."""
 Device = Literal["cpu", "cuda"]
 """Device of the workers."""
 Backend = Literal["gloo", "nccl"]

@@ -13,6 +13,8 @@ from pydantic import Field, field_validator
 from orca_contract import rank_environment
 from orca_contract.message import Message, Positive, Since
 from orca_contract.model_choices import (
+    MAX_ADAPTERS,
+    MAX_NAME_LENGTH,
     Backend,
     Device,
     Dtype,
@@ -27,6 +29,14 @@ from orca_contract.model_choices import (
 
 MAX_PATH_LENGTH = 4096
 """PATH_MAX of Linux."""
+NO_ZERO = r"^[^\x00]*$"
+
+
+class AdapterSpec(Message):
+    """An adapter (LoRA) as a PEFT directory that workers can read; requests choose it by its name."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    path: Annotated[str, Field(min_length=1, max_length=MAX_PATH_LENGTH, pattern=NO_ZERO)]
 
 
 class ModelSpec(Message):
@@ -38,6 +48,7 @@ class ModelSpec(Message):
     max_model_len: Positive | None = None
     quantization: Annotated[Quantization, Since(7)] = "none"
     kv_cache_dtype: Annotated[KvCacheDtype, Since(8)] = "auto"
+    adapters: Annotated[list[AdapterSpec], Field(max_length=MAX_ADAPTERS), Since(10)] = Field(default_factory=list)
 
     @field_validator("path")
     @classmethod
@@ -99,6 +110,9 @@ class Topology(Message):
         ):
             if reason:
                 return f"{name}: {reason}"
+        names = [self.model.served_name, *(adapter.name for adapter in self.model.adapters)]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            return f"model.adapters: the name {twice!r} occurs twice: every model and adapter needs a name of its own"
         for index, pipeline in enumerate(self.pipelines):
             if len(pipeline.workers) != self.pipeline_parallel_size:
                 return (

@@ -274,7 +274,7 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class Submission(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
@@ -295,7 +296,8 @@ class Submission(_message.Message):
     cache_salt: str
     grammar: Grammar
     pooling: Pooling
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ...) -> None: ...
+    adapter: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "field")
@@ -356,7 +358,7 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling", "adapters")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +378,7 @@ class EndpointConfig(_message.Message):
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
     STORED_RESPONSES_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_POOLING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model_names: _containers.RepeatedScalarFieldContainer[str]
     chat_template: bytes
     request_timeout: float
@@ -395,7 +398,8 @@ class EndpointConfig(_message.Message):
     reasoning_parser: str
     stored_responses: StoreLimits
     embedding_pooling: str
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreLimits(_message.Message):
     __slots__ = ("count", "num_bytes", "seconds")

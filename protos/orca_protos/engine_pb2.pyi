@@ -47,7 +47,7 @@ class Description(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend")
+    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend", "adapter")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class LoadRequest(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     partition: int
     pipeline_parallel_size: int
@@ -91,7 +92,16 @@ class LoadRequest(_message.Message):
     kv_cache_dtype: str
     all_reduce: str
     attention_backend: str
-    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., all_reduce: _Optional[str] = ..., attention_backend: _Optional[str] = ...) -> None: ...
+    adapter: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., all_reduce: _Optional[str] = ..., attention_backend: _Optional[str] = ..., adapter: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("loaded_bytes", "facts", "total_bytes")
@@ -256,18 +266,20 @@ class LogitBias(_message.Message):
     def __init__(self, token: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("row", "sampling", "prompt_length", "banned_token", "computed_token")
+    __slots__ = ("row", "sampling", "prompt_length", "banned_token", "computed_token", "adapter")
     ROW_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BANNED_TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     row: int
     sampling: Sampling
     prompt_length: int
     banned_token: _containers.RepeatedScalarFieldContainer[int]
     computed_token: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ...) -> None: ...
+    adapter: int
+    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks", "prompt", "pooled")

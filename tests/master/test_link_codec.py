@@ -105,6 +105,7 @@ submissions = build(
     grammar=st.none() | build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts),
     constraint=st.none(),
     pooling=st.sampled_from([None, "mean", "last"]),
+    adapter=uint32,
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -126,6 +127,7 @@ http_limits = build(
 configs = build(
     EndpointConfig,
     model_names=st.lists(texts, max_size=3).map(tuple),
+    adapters=st.lists(texts, max_size=3).map(tuple),
     embedding_pooling=texts,
     tool_call_parser=texts,
     reasoning_parser=texts,

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from orca_worker.errors import ModelError
-from orca_worker.weight_headers import WeightHeaders, weight_file
+from orca_worker.weight_headers import SINGLE, WeightHeaders, weight_file
 
 SUM_OF = {torch.float16: torch.float32}
 """Stored dtype → dtype of the sum of its values, if different: in float16 the sum of valid weights may overflow."""
@@ -26,12 +26,17 @@ CHUNK_VALUES = 1 << 20
 class Checkpoint:
     """Weights of one folder, cast to `dtype` on `device` while they are read.
 
-    `on_read` gets the bytes of the tensors read so far, each counted as a whole and once. Raises ModelError if there
-    are no weights or a file is damaged.
+    `on_read` gets the bytes of the tensors read so far, each counted as a whole and once. `single`: see WeightHeaders.
+    Raises ModelError if there are no weights or a file is damaged.
     """
 
     def __init__(
-        self, model_path: Path, dtype: torch.dtype, device: torch.device, on_read: Callable[[int], None]
+        self,
+        model_path: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_read: Callable[[int], None],
+        single: str = SINGLE,
     ) -> None:
         self._path = model_path
         self.dtype = dtype
@@ -40,10 +45,15 @@ class Checkpoint:
         self._bytes_read = 0
         self._tensors_read: set[str] = set()
         self._files: dict[str, Any] = {}
-        self._headers = WeightHeaders(model_path)
+        self._headers = WeightHeaders(model_path, single)
 
     def __contains__(self, name: str) -> bool:
         return name in self._headers.file_of
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._headers.file_of
 
     def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = (slice(None),)) -> torch.Tensor:
         """Read `part` of the tensor `name`, whose whole shape must be `shape`.
@@ -136,6 +146,11 @@ class Scope:
     ) -> torch.Tensor:
         """See Checkpoint.read_stored."""
         return self._checkpoint.read_stored(f"{self._prefix}{name}", shape, part, dtypes)
+
+    @property
+    def name(self) -> str:
+        """The prefix without the last dot: the name of a module."""
+        return self._prefix.removesuffix(".")
 
     @property
     def place(self) -> str:

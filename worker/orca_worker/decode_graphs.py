@@ -73,9 +73,12 @@ class DecodeGraphs:
         """Why a recording failed; empty if none has failed."""
 
     def accepts(self, batch: IterationBatch) -> bool:
-        """Return True if `run` supports the batch: one token per request, of which the head reads all or none."""
+        """Return True if `run` supports the batch: one token per request, of which the head reads all or none.
+
+        Rows with adapters change from batch to batch, which a recording cannot.
+        """
         one_each = len(batch.tokens) == len(batch.ragged.context_length) <= self._sizes[-1]
-        return one_each and batch.last is None and not self.refusal
+        return one_each and batch.last is None and batch.adapters is None and not self.refusal
 
     def record_all(self, hidden: torch.Tensor | None) -> None:
         """Record every size, the largest first, whose memory the others use; `hidden` [1, H] as in `run`.

@@ -17,6 +17,7 @@ from orca_kernels.interface import AttentionBackendError, Kernels
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
 
+from orca_worker.adapter_files import read_adapters
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.decode_graphs import CPU_SIZES, CUDA_SIZES, CudaGraphRecorder, Record
 from orca_worker.devices import rank_device
@@ -103,6 +104,7 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
             "%s weights are dequantised: no kernel multiplies them in float16, set dtype to bfloat16 or float32",
             config.weight_format.name,
         )
+    checkpoint = Checkpoint(path, dtype, device, on_read)
     spec = PartitionSpec(
         request.partition,
         request.pipeline_parallel_size,
@@ -112,9 +114,10 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
         group,
         quantization(request),
         kv_cache_dtype(request),
+        read_adapters(request.adapter, config, checkpoint.names),
     )
     with _demanded(backend):
-        model = build(config, Checkpoint(path, dtype, device, on_read), spec)
+        model = build(config, checkpoint, spec)
     return LoadedPartition(request, config, group, device, dtype, max_model_len, kernels, model)
 
 

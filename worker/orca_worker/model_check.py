@@ -3,6 +3,7 @@
 A controller checks before it starts ranks, and `orca serve` before it starts workers, by
 
     python -m orca_worker.model_check FOLDER [-pp P] [-tp T] [--max-model-len N] [--quantization Q] [--device D]
+        [--adapter NAME=FOLDER ...]
 
 which prints one line and exits with code 2 if the model is invalid. The ranks check the values of the weights while
 they read them (checkpoint.py).
@@ -14,12 +15,14 @@ import argparse
 import re
 import resource
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from orca_contract.model_choices import Quantization
+from orca_protos import engine_pb2 as pb
 
+from orca_worker.adapter_files import read_adapters
 from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
 from orca_worker.models.family import ModelConfig
@@ -50,8 +53,9 @@ def check_model(
     partitions: range,
     quantization: Quantization = "none",
     device: str = "cpu",
+    adapters: Sequence[pb.Adapter] = (),
 ) -> CheckedModel:
-    """Check the weights of `partitions`; raise ModelError.
+    """Check the weights of `partitions`, and the adapters; raise ModelError.
 
     `max_model_len` 0: the configuration's. Weight files that have only tensors of other partitions may be missing.
     """
@@ -79,6 +83,7 @@ def check_model(
                 raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")
             sizes[name] = stored.num_bytes
     _check_length(folder, config, max_model_len or config.max_positions, weights.num_bytes())
+    read_adapters(adapters, config, weights.file_of)
     return CheckedModel(config, sum(sizes.values()))
 
 
@@ -117,7 +122,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max-model-len", type=int, default=0, help="maximum sequence length (config.json's)")
     parser.add_argument("--quantization", choices=get_args(Quantization), default="none", help="see orca serve (none)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="see orca serve (cpu)")
+    parser.add_argument("--adapter", action="append", default=[], help="NAME=FOLDER of an adapter, repeatable (none)")
     arguments = parser.parse_args(argv)
+    adapters = [
+        pb.Adapter(name=name, path=path) for name, _, path in (text.partition("=") for text in arguments.adapter)
+    ]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -130,6 +139,7 @@ def main(argv: list[str]) -> int:
             range(arguments.pp),
             arguments.quantization,
             arguments.device,
+            adapters,
         )
     except ModelError as error:
         print(error, file=sys.stderr)

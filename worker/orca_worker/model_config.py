@@ -41,7 +41,7 @@ def read_model_config(model_path: Path) -> ModelConfig:
 
 
 def load_digest(request: pb.LoadRequest) -> str:
-    """Return a digest of config.json, the weight files (name, size, time) and the request.
+    """Return a digest of config.json, the weight files and those of adapters (name, size, time), and the request.
 
     A second Load with the same digest is a no-op.
     """
@@ -50,5 +50,9 @@ def load_digest(request: pb.LoadRequest) -> str:
     for file in sorted(path.glob("*.safetensors*")):
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+    for adapter in request.adapter:
+        for file in sorted(Path(adapter.path).glob("adapter_*")):
+            status = file.stat()
+            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
     digest.update(request.SerializeToString(deterministic=True))
     return digest.hexdigest()[:16]

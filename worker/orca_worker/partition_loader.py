@@ -66,6 +66,7 @@ class PartitionLoader:
                 range(request.partition, request.partition + 1),
                 quantization(request),
                 request.device,
+                request.adapter,
             )
             digest = await asyncio.to_thread(load_digest, request)
             same = self.request == request and self.facts and self.facts.digest == digest

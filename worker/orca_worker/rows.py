@@ -16,6 +16,7 @@ from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
+from orca_worker.adapters import AdapterRows, adapter_rows
 from orca_worker.device_copies import to_device
 from orca_worker.prompt_results import PromptRows, num_read, prompt_rows
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
@@ -54,6 +55,18 @@ class IterationBatch:
     """The sampler's arrays on the device."""
     prompt: PromptRows | None = None
     """Of an iteration with results of prompts; else the rows that the head reads are those that sample."""
+    adapters: AdapterRows | None = None
+    """Rows that use adapters; None if no request has one."""
+
+
+def read_tokens(end: np.ndarray, counts: np.ndarray) -> np.ndarray | None:
+    """Return the last `counts` [R] tokens of the requests, which end at `end` [R]; None for all tokens, or none."""
+    if counts.sum() in (0, end[-1]):
+        return None
+    requests = np.flatnonzero(counts)
+    start = counts[requests].cumsum() - counts[requests]
+    tokens: np.ndarray = np.arange(counts.sum()) + np.repeat((end - counts)[requests] - start, counts[requests])
+    return tokens
 
 
 class RowTable:
@@ -62,7 +75,14 @@ class RowTable:
     def __init__(self, max_model_len: int, device: torch.device) -> None:
         self._device = device
         width = -(-max_model_len // BLOCK_SIZE)
-        layout = np.dtype([("blocks", np.int64, (width,)), ("num_blocks", np.int64), ("sampling", SAMPLING_ROW)])
+        layout = np.dtype(
+            [
+                ("blocks", np.int64, (width,)),
+                ("num_blocks", np.int64),
+                ("sampling", SAMPLING_ROW),
+                ("adapter", np.int64),
+            ]
+        )
         self._rows = np.zeros(INITIAL_ROWS, layout)
         self._blocks = torch.zeros(
             (0 if device.type == "cpu" else INITIAL_ROWS, width), dtype=torch.int64, device=device
@@ -119,25 +139,22 @@ class RowTable:
             block_table=of_blocks[0] if len(self._blocks) == 0 else self._block_table(longest, *of_blocks),
         )
         counts, has_results = num_read(iteration, num_tokens, samples), bool(iteration.prompt or iteration.pooled)
+        read = read_tokens(end, counts)
         return IterationBatch(
             tokens=tokens,
             ragged=ragged,
-            last=self._last(ragged, end, context + num_tokens, counts),
+            last=None if read is None else self._last(ragged, read, context + num_tokens, counts),
             sampling=sampling,
             rows=sampled,
             parameters=of_sampler,
             prompt=prompt_rows(iteration, counts, samples, self._device) if has_results else None,
+            adapters=adapter_rows(self._rows["adapter"][row[request]], read, self._device),
         )
 
-    def _last(
-        self, ragged: RaggedBatch, end: np.ndarray, position: np.ndarray, counts: np.ndarray
-    ) -> LastTokens | None:
-        """Return the last `counts` [R] tokens of the requests; `end`, `position` [R]: those after their last token."""
-        if counts.sum() in (0, len(ragged.positions)):
-            return None
+    def _last(self, ragged: RaggedBatch, token: np.ndarray, position: np.ndarray, counts: np.ndarray) -> LastTokens:
+        """Return the tokens `token` (`read_tokens`); `position` [R]: those after the requests' last tokens."""
         requests = np.flatnonzero(counts)
         start = np.concatenate(([0], counts[requests].cumsum()))
-        token = np.arange(start[-1]) + np.repeat((end - counts)[requests] - start[:-1], counts[requests])
         tokens, of_requests = to_device(self._device, token, requests)
         last_ragged = replace(
             ragged,
@@ -156,6 +173,7 @@ class RowTable:
             row = self._rows[admission.row]
             row["num_blocks"] = 0
             row["sampling"] = sampling_row(admission.sampling)
+            row["adapter"] = admission.adapter
 
     def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Add an iteration's new blocks to the table; return the row, the place in the row, and the id of each."""

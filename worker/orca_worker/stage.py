@@ -243,6 +243,7 @@ class Stage:
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embed the tokens on the first partition, then run the layers: see ModelPartition.__call__."""
+        self._model.adapters.select(batch.adapters)
         if self._decode_graphs is not None and self._decode_graphs.accepts(batch):
             return self._decode_graphs.run(batch, hidden)
         return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._last else None)

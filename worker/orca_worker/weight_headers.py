@@ -70,10 +70,14 @@ class StoredTensor:
 
 
 class WeightHeaders:
-    """The weights of one folder; headers are read lazily. Raises ModelError."""
+    """The weights of one folder; headers are read lazily. Raises ModelError.
 
-    def __init__(self, folder: Path) -> None:
+    `single`: name of a file without an index.
+    """
+
+    def __init__(self, folder: Path, single: str = SINGLE) -> None:
         self._folder = folder
+        self._single = single
         self._headers: dict[str, dict[str, StoredTensor]] = {}
         try:
             self.file_of = self._tensor_files()
@@ -105,17 +109,18 @@ class WeightHeaders:
 
     def _tensor_files(self) -> dict[str, str]:
         """Return tensor → file name, from the index if there is one."""
-        path = self._folder / INDEX
-        if path.is_symlink() or path.exists():
+        path, single = self._folder / INDEX, self._single
+        if single == SINGLE and (path.is_symlink() or path.exists()):
             return read_index(self._folder)
         try:
-            self._headers[SINGLE] = read_header(self._folder, SINGLE)
+            self._headers[single] = read_header(self._folder, single)
         except MissingFileError as error:
             hint = ""
             if any(self._folder.glob("*.bin")) or any(self._folder.glob("*.pt")):
                 hint = "; pickled weights are not supported: save the model with safe_serialization"
-            raise FileError(f"{self._folder}: no weights: {SINGLE} or {INDEX} is expected{hint}") from error
-        return dict.fromkeys(self._headers[SINGLE], SINGLE)
+            expected = f"{SINGLE} or {INDEX}" if single == SINGLE else single
+            raise FileError(f"{self._folder}: no weights: {expected} is expected{hint}") from error
+        return dict.fromkeys(self._headers[single], single)
 
 
 def read_index(folder: Path) -> dict[str, str]:

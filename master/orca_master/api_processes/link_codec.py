@@ -201,6 +201,7 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.num_processes = config.num_processes
     message.log_format = config.log_format
     message.embedding_pooling = config.embedding_pooling
+    message.adapters.extend(config.adapters)
     message.tool_call_parser = config.tool_call_parser
     message.reasoning_parser = config.reasoning_parser
     message.log_level = config.log_level
@@ -225,6 +226,7 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         vllm_metrics=message.vllm_metrics,
         num_processes=message.num_processes,
         embedding_pooling=cast("Pooling", message.embedding_pooling),
+        adapters=tuple(message.adapters),
         tool_call_parser=message.tool_call_parser,
         reasoning_parser=message.reasoning_parser,
         log_format=message.log_format,

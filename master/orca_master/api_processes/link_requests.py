@@ -52,6 +52,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     message.priority = submission.priority
     message.cache_salt = text(submission.cache_salt)
     message.pooling = _POOLINGS[submission.pooling]
+    message.adapter = submission.adapter
     if submission.choices is not None:
         message.choices.group_id = submission.choices.group_id
         message.choices.count = submission.choices.count
@@ -89,6 +90,7 @@ def submission_of(message: pb.Submission) -> Submission:
         cache_salt=message.cache_salt,
         grammar=_grammar_of(message.grammar) if message.HasField("grammar") else None,
         pooling=_POOLING_OF_NUMBER[message.pooling],
+        adapter=message.adapter,
     )
 
 

@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         check_engine_options(arguments, topology.communication.workers_device)
         tls = _tls(arguments, topology)
-        names = endpoint_config(arguments, topology.model.served_name)
+        adapters = tuple(adapter.name for adapter in topology.model.adapters)
+        names = endpoint_config(arguments, topology.model.served_name, adapters)
         check(text_command(Path(topology.model.path), names.chat_template))
         journal = journal_config(arguments)
         ports = _ports(arguments)
@@ -128,6 +129,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         "dtype",
         "quantization",
         "kv_cache_dtype",
+        "lora_modules",
         "max_model_len",
         "tensor_parallel_size",
         "device",

@@ -65,6 +65,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja chat template (the model's)")
     parser.add_argument(
+        "--lora-modules",
+        type=_adapter,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME=DIR",
+        help="adapters (LoRA) in PEFT's format, repeatable: requests choose one by its name as the model (none)",
+    )
+    parser.add_argument(
         "--embedding-pooling",
         choices=("last", "mean"),
         default="last",
@@ -85,6 +94,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _adapter(text: str) -> tuple[str, Path]:
+    """Return name and folder of NAME=DIR."""
+    name, separator, folder = text.partition("=")
+    if not (name and separator and folder):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=DIR")
+    return name, Path(folder).resolve()
+
+
 def check_model_options(arguments: argparse.Namespace, device: Device) -> None:
     """Raise ConfigurationError for an option that workers on the device refuse."""
     if refusal := quantization_refusal(arguments.quantization, device):
@@ -95,7 +112,7 @@ def check_model_options(arguments: argparse.Namespace, device: Device) -> None:
 
 def model_spec(arguments: argparse.Namespace, path: str, served_name: str, device: Device) -> ModelSpec:
     """Return the model of these options; raise ConfigurationError."""
-    from orca_contract.topology import ModelSpec
+    from orca_contract.topology import AdapterSpec, ModelSpec
     from pydantic import ValidationError
 
     check_model_options(arguments, device)
@@ -107,6 +124,7 @@ def model_spec(arguments: argparse.Namespace, path: str, served_name: str, devic
             max_model_len=arguments.max_model_len,
             quantization=arguments.quantization,
             kv_cache_dtype=arguments.kv_cache_dtype,
+            adapters=[AdapterSpec(name=name, path=str(path)) for name, path in arguments.lora_modules],
         )
     except ValidationError as error:  # argparse has checked the other fields
         raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error

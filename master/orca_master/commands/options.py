@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.model_choices import AllReduce, AttentionBackend, attention_refusal
+from orca_contract.model_choices import MAX_ADAPTERS, AllReduce, AttentionBackend, attention_refusal
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -222,11 +222,17 @@ def journal_config(arguments: argparse.Namespace) -> JournalConfig | None:
     return JournalConfig(arguments.journal.resolve(), float(arguments.resume_window))
 
 
-def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointConfig:
-    """Return the options of the endpoint; raise ConfigurationError for an invalid key or key file.
+def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tuple[str, ...] = ()) -> EndpointConfig:
+    """Return the options of the endpoint; raise ConfigurationError for an invalid key, key file or name of an adapter.
 
     Removes the keys from `arguments` and from the environment.
     """
+    model_names = tuple(arguments.served_model_name or [model_name])
+    names = (*model_names, *adapters)
+    if twice := next((name for name in adapters if names.count(name) > 1), ""):
+        raise ConfigurationError(f"--lora-modules: {twice!r} is also the name of the model or of another adapter")
+    if len(adapters) > MAX_ADAPTERS:
+        raise ConfigurationError(f"--lora-modules: {len(adapters)} adapters, at most {MAX_ADAPTERS} are possible")
     keys = digests_of(arguments.api_key, "--api-key")
     arguments.api_key = []
     if ENVIRONMENT in os.environ:  # removed, so that child processes do not inherit it
@@ -243,8 +249,9 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str) -> EndpointC
         logger.warning("API keys are set, so that CORS is disabled: --allowed-origins ORIGIN allows browsers' origins")
         origins = []
     return EndpointConfig(
-        model_names=tuple(arguments.served_model_name or [model_name]),
+        model_names=model_names,
         chat_template=arguments.chat_template,
+        adapters=adapters,
         embedding_pooling=arguments.embedding_pooling,
         tool_call_parser=arguments.tool_call_parser,
         reasoning_parser=arguments.reasoning_parser,

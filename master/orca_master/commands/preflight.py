@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from orca_contract.model_choices import Quantization
 
@@ -34,12 +35,14 @@ def model_command(
     max_model_len: int | None,
     quantization: Quantization,
     device: str,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
 ) -> list[str]:
     """Return the command that checks configuration and weights (in the package orca_worker)."""
     return [
         *("orca_worker.model_check", str(folder), "--max-model-len", str(max_model_len or 0)),
         *("-pp", str(pipeline_parallel_size), "-tp", str(tensor_parallel_size)),
         *("--quantization", quantization, "--device", device),
+        *(f"--adapter={name}={path}" for name, path in adapters.items()),
     ]
 
 

@@ -225,6 +225,6 @@ def add_chat(app: FastAPI, endpoint: Endpoint) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Generate the assistant's message of a conversation."""
         generation = await chat_generation(endpoint, body, request, "chatcmpl-")
-        style = ChatFormat(body, endpoint.model_name, endpoint.codec, endpoint.answers)
+        style = ChatFormat(body, endpoint.name_of(body.model), endpoint.codec, endpoint.answers)
         recorder = endpoint.recorder(CHAT, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

@@ -180,6 +180,6 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         generation = endpoint.generator.prepare(
             "cmpl-", body, prompts, body.max_tokens, body.logprobs, timeout, owner_of(request)
         )
-        style = CompletionFormat(body, endpoint.model_name, endpoint.codec)
+        style = CompletionFormat(body, endpoint.name_of(body.model), endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

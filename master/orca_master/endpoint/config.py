@@ -25,7 +25,8 @@ def default_hosts(listen_host: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """Options of the endpoint. `model_names`: responses contain the first. Times in seconds.
+    """Options of the endpoint. `model_names`: responses contain the first. `adapters`: names of adapters, by
+    number. Times in seconds.
 
     `tool_call_parser`, `reasoning_parser`: see `AnswerFormat.of`. `api_keys`: hexadecimal SHA-256 digests;
     `api_key_file` adds more, initially `api_key_file_digests`. Without any digest no key is needed. `num_processes`:
@@ -35,6 +36,7 @@ class EndpointConfig:
 
     model_names: tuple[str, ...]
     chat_template: Path | None = None
+    adapters: tuple[str, ...] = ()
     embedding_pooling: Pooling = "last"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "none"

@@ -25,7 +25,7 @@ from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.endpoint.choice_run import SUBMITTED_AT_ONCE
 from orca_master.endpoint.delivery import deliver_body
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import check_token_ids, salt_of
+from orca_master.endpoint.generation import check_token_ids, number_of, salt_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.engine.engine_client import EngineClient, EngineStatus
@@ -145,7 +145,7 @@ def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus) -> None:
 
 
 def submissions_of(
-    inputs: Sequence[Sequence[int]], pooling: Pooling, priority: int, cache_salt: str
+    inputs: Sequence[Sequence[int]], pooling: Pooling, priority: int, cache_salt: str, adapter: int = 0
 ) -> list[Submission]:
     """Return the submissions of a request's inputs, which the queue accepts together or not at all."""
     name = f"embd-{secrets.token_hex(16)}"
@@ -161,6 +161,7 @@ def submissions_of(
             choices=together,
             cache_salt=cache_salt,
             pooling=pooling,
+            adapter=adapter,
         )
         for index, tokens in enumerate(inputs)
     ]
@@ -191,7 +192,7 @@ async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun,
             data.append(f'{{"object":"embedding","index":{index},"embedding":{vector}}}')
             await asyncio.sleep(0)
     count = run.num_tokens
-    rest = json.dumps({"model": endpoint.model_name, "usage": {"prompt_tokens": count, "total_tokens": count}})
+    rest = json.dumps({"model": endpoint.name_of(body.model), "usage": {"prompt_tokens": count, "total_tokens": count}})
     return f'{{"object":"list","data":[{",".join(data)}],{rest[1:]}'.encode()
 
 
@@ -204,8 +205,9 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model)
         inputs = await _inputs(body, endpoint)
         check_inputs(inputs, endpoint.engine.status)
-        salt = salt_of(owner_of(request), body.cache_salt)
-        submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt)
+        adapter = number_of(body.model, endpoint.config.adapters)
+        salt = salt_of(owner_of(request), body.cache_salt, adapter)
+        submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt, adapter)
         limits = (endpoint.config.request_timeout, requested_timeout(request.headers))
         timeout = min((seconds for seconds in limits if seconds is not None), default=None)
         run = EmbeddingRun(endpoint.engine, submissions)

@@ -61,19 +61,25 @@ class Endpoint:
             self.config.request_timeout,
             self.config.http.max_unread_bytes,
             self.answers,
+            self.config.adapters,
         )
 
     @property
     def model_name(self) -> str:
-        """The model name in responses."""
+        """The model's name."""
         return self.config.model_names[0]
+
+    def name_of(self, model: str | None) -> str:
+        """Return the name in responses to a request for `model`: that of the model, or of an adapter."""
+        return model if model is not None and model in self.config.adapters else self.model_name
 
     def check(self, model: str | None) -> None:
         """Raise EngineUnavailableError while the engine is unavailable, ModelNotFoundError for another model."""
         if reason := self.engine.status.unavailable:
             raise EngineUnavailableError(reason)
-        if model is not None and model not in self.config.model_names:
-            served = ", ".join(map(repr, self.config.model_names))
+        names = (*self.config.model_names, *self.config.adapters)
+        if model is not None and model not in names:
+            served = ", ".join(map(repr, names))
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
 
     def check_wait(self) -> None:
@@ -91,9 +97,13 @@ class Endpoint:
         return self.resumable.accept(route, body, generation, owner_of(request))
 
     def cards(self) -> list[ModelCard]:
-        """Return a model card for each name of the model."""
+        """Return a model card for each name of the model, and for each adapter."""
         length = self.engine.status.max_model_len
-        return [ModelCard(id=name, created=self.created, max_model_len=length) for name in self.config.model_names]
+        parents = dict.fromkeys(self.config.model_names) | dict.fromkeys(self.config.adapters, self.model_name)
+        return [
+            ModelCard(id=name, created=self.created, max_model_len=length, parent=parent)
+            for name, parent in parents.items()
+        ]
 
     @property
     def lengths(self) -> Lengths:

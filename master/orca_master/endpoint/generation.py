@@ -45,9 +45,14 @@ def check_token_ids(field: str, tokens: Sequence[int], vocabulary: int) -> None:
         raise RequestError(f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field)
 
 
-def salt_of(owner: str, cache_salt: str | None) -> str:
-    """Return `Submission.cache_salt` for the digest of a client's key, and the client's own salt."""
-    return hashlib.sha256(f"{owner} {cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
+def number_of(model: str | None, adapters: Sequence[str]) -> int:
+    """Return the number of the adapter that a request names as its model, from 1; 0 for the model itself."""
+    return adapters.index(model) + 1 if model is not None and model in adapters else 0
+
+
+def salt_of(owner: str, cache_salt: str | None, adapter: int) -> str:
+    """Return `Submission.cache_salt` for the digest of a client's key, the client's own salt, and an adapter."""
+    return hashlib.sha256(f"{owner} {adapter} {cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Generator:
     """Prepares and runs generations. `timeout` is in seconds, None for no limit.
 
     `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure). `answers`: the formats
-    of the model's answers.
+    of the model's answers. `adapters`: names of the model's adapters.
     """
 
     def __init__(
@@ -100,8 +105,10 @@ class Generator:
         timeout: float | None,
         max_unread_bytes: int,
         answers: AnswerFormat = NO_FORMAT,
+        adapters: Sequence[str] = (),
     ) -> None:
         self._answers = answers
+        self._adapters = adapters
         self._engine = engine
         self._codec = codec
         self._timeout = timeout
@@ -167,7 +174,8 @@ class Generator:
         """Create the choices of a request that was checked before."""
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
-        salt = salt_of(owner, body.cache_salt)
+        adapter = number_of(body.model, self._adapters)
+        salt = salt_of(owner, body.cache_salt, adapter)
         choices = []
         grammar = self._answers.grammar(body)
         count = len(prompts) * body.num_choices
@@ -194,6 +202,7 @@ class Generator:
                 choices=group,
                 cache_salt=salt,
                 grammar=grammar,
+                adapter=adapter,
             )
             decoder = self._codec.decoder(
                 body.stop_strings,

@@ -85,7 +85,7 @@ def _events_of(
     thinking = body.thinking
     return MessageEvents(
         generation.request_id,
-        endpoint.model_name,
+        endpoint.name_of(body.model),
         generation.prompt_tokens,
         endpoint.answers.parser(chat),
         call_id,

@@ -146,6 +146,8 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "orca"
     max_model_len: int
+    parent: str | None = None
+    """Of an adapter: the model (vLLM's)."""
 
 
 class ModelList(BaseModel):

@@ -58,9 +58,9 @@ def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests)
 
 def _style(endpoint: Endpoint, body: GenerationRequest) -> Format:
     if isinstance(body, ChatCompletionRequest):
-        return ChatFormat(body, endpoint.model_name, endpoint.codec, endpoint.answers)
+        return ChatFormat(body, endpoint.name_of(body.model), endpoint.codec, endpoint.answers)
     assert isinstance(body, CompletionRequest)
-    return CompletionFormat(body, endpoint.model_name, endpoint.codec)
+    return CompletionFormat(body, endpoint.name_of(body.model), endpoint.codec)
 
 
 def _stream(endpoint: Endpoint, remembered: ResumableRequest, style: Format, last_event: int) -> EventStream:

@@ -133,7 +133,7 @@ def _answer(
         return [cast("Logprob", token_logprob(endpoint.codec, piece).model_dump())]
 
     return ResponseAnswer(
-        begun_response(body, response_id, generation.created, endpoint.model_name, store),
+        begun_response(body, response_id, generation.created, endpoint.name_of(body.model), store),
         generation.prompt_tokens,
         endpoint.answers.parser(chat),
         ResponseOutput(response_id, call_id),

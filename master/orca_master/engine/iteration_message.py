@@ -80,6 +80,7 @@ def check_encodes(request: Request) -> None:
 def _fill(admission: pb.Admission, request: Request) -> None:
     """Fill the message with the parameters that workers need for an admitted request."""
     admission.prompt_length = len(request.prompt)
+    admission.adapter = request.adapter
     request.sampling.fill(admission.sampling)
     if request.sampling.min_tokens and request.constraint is None:  # else the masks ban them (token_masks.py)
         admission.banned_token.extend(request.stop_token_ids)

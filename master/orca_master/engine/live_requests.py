@@ -78,6 +78,7 @@ class LiveRequests:
             cache_salt=submission.cache_salt,
             constraint=submission.constraint,
             pooling=submission.pooling,
+            adapter=submission.adapter,
         )
         # The log probabilities of a resumed request's prompt came with its first token.
         if submission.generated or submission.pooling == "last":

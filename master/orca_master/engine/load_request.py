@@ -31,6 +31,7 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             attention_backend="" if config.attention_backend == "auto" else config.attention_backend,
             kv_cache_dtype="" if topology.model.kv_cache_dtype == "auto" else topology.model.kv_cache_dtype,
             all_reduce="" if config.all_reduce == "library" else config.all_reduce,
+            adapter=[pb.Adapter(name=adapter.name, path=adapter.path) for adapter in topology.model.adapters],
         )
         for partition, address in enumerate(spec.workers)
     ]

@@ -33,7 +33,7 @@ class Submission:
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
-    `pooling`: of an embedding, whose `max_gen_tokens` is 0.
+    `pooling`: of an embedding, whose `max_gen_tokens` is 0. `adapter`: number of the model's adapter, 0 for none.
     """
 
     request_id: str
@@ -48,6 +48,7 @@ class Submission:
     grammar: Grammar | None = None
     constraint: Constraint | None = None
     pooling: Pooling | None = None
+    adapter: int = 0
 
 
 class Output(NamedTuple):

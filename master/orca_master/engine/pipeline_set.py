@@ -117,7 +117,7 @@ class PipelineSet:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if self.formed is not None and self.facts.vocabulary_size:
             check_fits(request, self.facts.max_model_len, self.most_slots or self.formed.num_slots)
-            check_values(request, self.facts.vocabulary_size)
+            check_values(request, self.facts.vocabulary_size, len(self.topology.model.adapters))
 
     async def replace(self, topology: Topology) -> None:
         """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""

@@ -91,6 +91,8 @@ class Request:
     """Prompt tokens in blocks that the request shared at its first admission: computed before, or by its iteration."""
     pooling: Pooling | None = None
     """Of an embedding; None: tokens are generated."""
+    adapter: int = 0
+    """Number of the model's adapter, from 1; 0: none."""
     num_positions_read: int = 0
     """First positions of the prompt whose results have returned, or are not wanted (`num_positions`)."""
     num_expected_cached: int = 0

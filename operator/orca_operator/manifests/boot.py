@@ -7,11 +7,12 @@ operator adds would keep an older master from starting.
 from __future__ import annotations
 
 import json
+import posixpath
 from typing import Any
 
 import yaml
 from orca_contract.scheduler import SchedulerKnobs
-from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+from orca_contract.topology import AdapterSpec, Communication, ModelSpec, PipelineSpec, Topology
 from pydantic import BaseModel, ConfigDict
 
 from orca_operator import names
@@ -60,14 +61,19 @@ def _wire(context: Context, pipelines: int, kept: Kept | None) -> dict[str, Any]
 
 def _topology(context: Context, pipelines: int) -> Topology:
     spec, partitions = context.spec, range(context.spec.parallelism.pipeline_parallel_size)
+    source = model_source(spec)
     return Topology(
         model=ModelSpec(
-            path=model_source(spec).path,
+            path=source.path,
             served_name=spec.model.name or context.name,
             dtype=spec.model.dtype,
             max_model_len=spec.model.max_model_len,
             quantization=spec.model.quantization or "none",
             kv_cache_dtype=spec.model.kv_cache_dtype or "auto",
+            adapters=[
+                AdapterSpec(name=adapter.name, path=posixpath.join(source.path, adapter.path))
+                for adapter in spec.model.adapters or ()
+            ],
         ),
         pipeline_parallel_size=spec.parallelism.pipeline_parallel_size,
         tensor_parallel_size=spec.parallelism.tensor_parallel_size,

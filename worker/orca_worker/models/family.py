@@ -9,7 +9,7 @@ the controller and `orca serve` use them to check a model before they start rank
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from orca_kernels.interface import Kernels, RaggedBatch
 
+    from orca_worker.adapter_files import Adapter
     from orca_worker.layers import PagedAttention
     from orca_worker.models.parts import Parts
     from orca_worker.rows import LastTokens
@@ -139,6 +140,8 @@ class PartitionSpec:
     """Of the weights of linear maps, when they are read."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """Type of cached keys and values."""
+    adapters: Sequence[Adapter] = ()
+    """Of the model's linear maps."""
 
     @property
     def first(self) -> bool:
@@ -159,6 +162,8 @@ class ModelPartition(ABC):
 
     def __init__(self, parts: Parts) -> None:
         self._attentions = parts.attentions
+        self.adapters = parts.adapters.active
+        """Which rows use which adapter: set before the layers are computed."""
 
     def attentions(self) -> list[PagedAttention]:
         """Return the attentions of the partition's layers, in order; each needs pools."""

@@ -13,6 +13,7 @@ from orca_kernels.interface import AttentionForm, LinearMap
 from orca_kernels.quantization import QuantizedWeight, quantize
 from torch.nn import functional
 
+from orca_worker.adapters import Adapters
 from orca_worker.checkpoint import Checkpoint, Scope
 from orca_worker.layers import AdjacentMaps, Head, PagedAttention, Rotary, RowParallelLinear, VocabularyEmbedding
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
@@ -33,7 +34,8 @@ def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> M
     Logs one line if the kernels lack an operation of the model, which plain torch then computes.
     """
     operations = Operations(spec.kernels)
-    model = config.build(Parts(Scope(checkpoint), spec, operations, [], config.weight_format))
+    adapters = Adapters(spec.adapters, spec.kernels, checkpoint.dtype, spec.device)
+    model = config.build(Parts(Scope(checkpoint), spec, operations, [], config.weight_format, adapters))
     if operations.missing:
         logger.warning(
             "plain torch computes the operations that the kernels of device %s lack: %s",
@@ -52,6 +54,7 @@ class Parts:
         operations: Operations,
         attentions: list[PagedAttention],
         weight_format: WeightFormat | None,
+        adapters: Adapters,
     ) -> None:
         self.spec = spec
         self.group = spec.group
@@ -60,9 +63,12 @@ class Parts:
         self._scope = scope
         self._operations = operations
         self._weight_format = weight_format
+        self.adapters = adapters
 
     def __getitem__(self, name: str | int) -> Parts:
-        return Parts(self._scope[name], self.spec, self._operations, self.attentions, self._weight_format)
+        return Parts(
+            self._scope[name], self.spec, self._operations, self.attentions, self._weight_format, self.adapters
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self._scope
@@ -90,6 +96,10 @@ class Parts:
 
     def linear(self, inputs: int, bias: bool, *maps: tuple[str, int, slice]) -> LinearMap:
         """Read maps of the same input as one map; for each (name, outputs, part) the rows `part` of weight and bias."""
+        modules = [(self._scope[name].name, outputs, part) for name, outputs, part in maps]
+        return self.adapters.adapt(self._plain_linear(inputs, bias, *maps), modules, inputs, slice(0, inputs))
+
+    def _plain_linear(self, inputs: int, bias: bool, *maps: tuple[str, int, slice]) -> LinearMap:
         scopes = [(self._scope[name], outputs, part) for name, outputs, part in maps]
         biases = [scope.read("bias", outputs, part=(part,)) for scope, outputs, part in scopes if bias]
         if any(self._is_quantized(scope) for scope, _, _ in scopes):
@@ -111,6 +121,11 @@ class Parts:
 
     def linear_transposed(self, name: str, inputs: int, outputs: int, parts: list[slice]) -> LinearMap:
         """Read columns `parts` of GPT-2's form: `weight` [inputs, outputs] and `bias` [outputs]."""
+        modules = [(self._scope[name].name, outputs, part) for part in parts]
+        base = self._plain_transposed(name, inputs, outputs, parts)
+        return self.adapters.adapt(base, modules, inputs, slice(0, inputs))
+
+    def _plain_transposed(self, name: str, inputs: int, outputs: int, parts: list[slice]) -> LinearMap:
         scope = self._scope[name]
         biases = [scope.read("bias", outputs, part=(part,)) for part in parts]
         if self._is_quantized(scope):
@@ -129,7 +144,7 @@ class Parts:
             weight: Weight = self._quantized(MapPart(outputs, inputs, slice(0, outputs), part), scope)
         else:
             weight = scope.read("weight", outputs, inputs, part=(ALL, part)).contiguous()
-        return self._row_parallel(weight, scope.read("bias", outputs) if bias else None)
+        return self._row_parallel(weight, scope.read("bias", outputs) if bias else None, scope.name, inputs, outputs)
 
     def row_parallel_transposed(self, name: str, inputs: int, outputs: int) -> RowParallelLinear:
         """Read this rank's rows of GPT-2's form: `weight` [inputs, outputs], and `bias` [outputs]."""
@@ -138,12 +153,16 @@ class Parts:
             weight: Weight = self._quantized(MapPart(outputs, inputs, slice(0, outputs), part), scope)
         else:
             weight = scope.read("weight", inputs, outputs, part=(part,)).t().contiguous()
-        return self._row_parallel(weight, scope.read("bias", outputs))
+        return self._row_parallel(weight, scope.read("bias", outputs), scope.name, inputs, outputs)
 
-    def _row_parallel(self, weight: Weight, bias: torch.Tensor | None) -> RowParallelLinear:
+    def _row_parallel(
+        self, weight: Weight, bias: torch.Tensor | None, module: str, inputs: int, outputs: int
+    ) -> RowParallelLinear:
         alone = self.group.size == 1
         linear_map = self._linear(weight, bias if alone else None)
-        return RowParallelLinear(linear_map, None if alone else bias, self.group)
+        part = self.group.part(inputs)
+        adapted = self.adapters.adapt(linear_map, [(module, outputs, slice(0, outputs))], inputs, part)
+        return RowParallelLinear(adapted, None if alone else bias, self.group)
 
     def _is_quantized(self, scope: Scope) -> bool:
         """Return True if the checkpoint has the map of `scope` as integers."""

@@ -1,0 +1,93 @@
+"""Measures adapters (LoRA): tokens/s of a batch with one, and of a batch with several, beside the plain model.
+
+    python benchmarks/adapters.py [--batch 1 8] [--rank 16] [--generated 64] [--rounds 5] [-- OPTIONS OF serve]
+
+Two servers take turns on the same cores, llama of 110 M random weights: one alone, as fast as a model into which an
+adapter is merged, the other with three adapters of RANK for every linear map. BATCH requests at a time, of 64 prompt
+tokens and GENERATED more: all for the model, all for one adapter, and in turn for the model and each adapter. Printed:
+medians of tokens/s, and the ratio of the rounds to the plain server, median with the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from orca_bench.burst import tokens_per_second
+from orca_bench.circumstances import circumstances, line
+from orca_bench.random_models import save_model
+from orca_bench.rounds import ratio
+from orca_bench.servers import serve, split, unwind_on_sigterm
+from orca_bench.traces import random_tokens
+from safetensors.torch import load_file, save_file
+
+PROMPT = 64
+"""Prompt tokens of a request."""
+NAMES = ("a", "b", "c")
+
+
+def save_adapter(folder: Path, model: Path, rank: int) -> None:
+    """Write an adapter with random weights for every linear map of the model's layers."""
+    tensors = {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        if ".layers." in name and weight.dim() == 2:
+            prefix = f"base_model.model.{name.removesuffix('.weight')}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, weight.shape[1]) * 0.01
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(weight.shape[0], rank) * 0.01
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+
+
+def main() -> None:
+    """Print the figures."""
+    own, options = split(sys.argv[1:], ())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests at once (1 8)")
+    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters (16)")
+    parser.add_argument("--generated", type=int, default=64, help="generated tokens of a request (64)")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args(own)
+    unwind_on_sigterm()
+    print(line(circumstances(0)))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
+        model = Path(folder) / "model"
+        save_model(model, "llama")
+        modules = []
+        for name in NAMES:
+            save_adapter(Path(folder) / name, model, arguments.rank)
+            modules.append(f"{name}={Path(folder) / name}")
+        plain = servers.enter_context(serve(model, options))[1]
+        adapted = servers.enter_context(serve(model, [*options, "--lora-modules", *modules]))[1]
+        for batch in arguments.batch:
+            kinds = {"the model": [model.name], "one adapter": ["a"], "the model and three": [model.name, *NAMES]}
+            for kind, models in kinds.items():
+                rates: dict[str, list[float]] = {adapted: [], plain: []}
+                for number in range(arguments.rounds + 1):
+                    source = random.Random(f"adapters {number}")
+                    prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
+                    for url in rates:
+                        names = models if url == adapted else [model.name]
+                        bodies = [
+                            {"model": name, "prompt": prompt, "max_tokens": arguments.generated, "temperature": 0}
+                            for name, prompt in zip(itertools.cycle(names), prompts, strict=False)
+                        ]
+                        rate = asyncio.run(tokens_per_second(url, bodies))
+                        rates[url] += [rate] if number else []  # the first round warms up
+                print(
+                    f"batch {batch}, {kind}: {statistics.median(rates[adapted]):.1f} tokens/s, plain "
+                    f"{statistics.median(rates[plain]):.1f}: {ratio(rates[adapted], rates[plain])}"
+                )
+
+
+if __name__ == "__main__":
+    main()
