@@ -100,7 +100,7 @@ class StateReport(Message):
     running: int
     """Requests that hold K/V slots."""
     waiting: int
-    """Requests in the queue."""
+    """Requests in the queue, without those of batches."""
     topology: Annotated[Topology | None, WrapValidator(_none_if_invalid)]
     """None if the reader's version rejects a value in the topology."""
     scheduler: Annotated[SchedulerKnobs | None, WrapValidator(_none_if_invalid)]

@@ -183,7 +183,7 @@ class EngineMaster:
             self._pipelines.most_slots,
             kv_usage(self.scheduler.ledgers),
             self.scheduler.num_running,
-            len(self.pool),
+            self.pool.num_interactive,
             self._num_iterations,
             self._progressed_at,
             self._pipelines.formed,

@@ -18,7 +18,7 @@ from orca_master.engine.row_cost import RowCost
 from orca_master.engine.token_costs import TokenCosts
 from orca_master.scheduling.backlog import backlog, leaves_behind
 from orca_master.scheduling.batch import Batch, ScheduledRequest
-from orca_master.scheduling.request import Request
+from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 
 
@@ -68,21 +68,25 @@ class ExpectedWait:
         self._sent.pop(pipeline, None)
 
     def note_end(self, request: Request) -> None:
-        """Note the end of a request, also of a cancelled one; without a token it says nothing."""
-        self._lengths.note_end(request, self._scheduler.admitted)
+        """Note the end of an interactive request, also of a cancelled one; without a token it says nothing.
+
+        Answers of batches may have quite other lengths than those for which new requests wait.
+        """
+        if request.service_class is ServiceClass.INTERACTIVE:
+            self._lengths.note_end(request, self._scheduler.admitted)
 
     def prompt_budget(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has, None before costs are known."""
         return self._costs.prompt_tokens_within(seconds)
 
     def seconds(self, request: Request | None = None) -> float:
-        """Return the wait of a new request, None for one behind all others.
+        """Return the wait of a new interactive request, None for one behind all others that are interactive.
 
         0 while no request waits ahead, and before the first measurement. Before the first token of an answer, answers
         are expected to have none: the pool's bounds in counts limit the queue until then.
         """
         costs = self._costs.costs
-        if costs is None or not len(self._scheduler.pool):
+        if costs is None or not self._scheduler.pool.num_interactive:
             return 0.0
         ahead = backlog(self._scheduler, request)
         answers = 0.0

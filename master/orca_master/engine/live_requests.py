@@ -17,7 +17,7 @@ from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import most_cached
 from orca_master.scheduling.prompt_lookup import PromptLookup
-from orca_master.scheduling.request import FinishReason, Request
+from orca_master.scheduling.request import FinishReason, Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 
 CHOICES_SECONDS = 60.0
@@ -62,8 +62,9 @@ class LiveRequests:
     def accept(self, submission: Submission) -> None:
         """Add a request to the pool; one of several choices when the last of them has arrived (choice_groups.py).
 
-        The expected wait of the first choice decides about all. Resumed requests bypass the bounds of the pool and of
-        the expected wait. Raises what `check` raises, QueueFullError, or RequestError if the request cannot be encoded.
+        The expected wait of the first choice decides about all. Resumed requests, and those of batches, bypass the
+        bounds of the pool and of the expected wait. Raises what `check` raises, QueueFullError, or RequestError if the
+        request cannot be encoded.
         """
         request = Request(
             submission.request_id,
@@ -73,6 +74,7 @@ class LiveRequests:
             submission.sampling,
             submission.stop_token_ids,
             submission.priority,
+            submission.service_class,
             time.monotonic(),
             generated=list(submission.generated or ()),
             cache_salt=submission.cache_salt,
@@ -88,7 +90,7 @@ class LiveRequests:
         request.lookup = self._lookup(submission)
         request.num_expected_cached = most_cached(self._scheduler.ledgers, request)
         waiting, choices = [request], submission.choices
-        if submission.generated is not None:
+        if submission.generated is not None or submission.service_class is ServiceClass.BATCH:
             self._scheduler.pool.put_back(request)
         elif choices is None:
             self._admission.check(request)

@@ -10,7 +10,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import Constraint, Grammar
-from orca_master.scheduling.request import FinishReason, Pooling
+from orca_master.scheduling.request import FinishReason, Pooling, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
@@ -34,6 +34,7 @@ class Submission:
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
     `pooling`: of an embedding, whose `max_gen_tokens` is 0. `adapter`: number of the model's adapter, 0 for none.
+    `service_class`: BATCH bypasses the bounds of the queue; who submits such requests bounds their number.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Submission:
     constraint: Constraint | None = None
     pooling: Pooling | None = None
     adapter: int = 0
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
 
 
 class Output(NamedTuple):

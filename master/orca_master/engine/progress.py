@@ -27,7 +27,7 @@ class Progress:
     num_running: int = 0
     """Requests that hold K/V slots."""
     num_waiting: int = 0
-    """Requests in the queue."""
+    """Interactive requests in the queue."""
     since: float = 0.0
     stall_timeout: float = 0.0
 

@@ -63,7 +63,7 @@ class EngineSnapshot(NamedTuple):
     num_running: int = 0
     """Requests that hold K/V slots."""
     num_waiting: int = 0
-    """Requests in the queue."""
+    """Interactive requests in the queue."""
     num_iterations: int = 0
     """Iterations that have returned."""
     progressed_at: float = 0.0

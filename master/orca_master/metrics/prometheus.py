@@ -88,7 +88,11 @@ class Metrics:
     def watch(self, engine: EngineMaster) -> None:
         """Add the gauges of `engine`."""
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
-        self._gauge("num_requests_waiting", "Requests in the queue", lambda: engine.snapshot.num_waiting)
+        self._gauge(
+            "num_requests_waiting",
+            "Requests in the queue, without those of batches",
+            lambda: engine.snapshot.num_waiting,
+        )
         self._gauge(
             "expected_wait_seconds",
             "Expected wait of a new request in the queue",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orca_master.scheduling.answers_left import AnswersLeft
 from orca_master.scheduling.batch import Batch
-from orca_master.scheduling.request import Request
+from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 
 
@@ -27,18 +27,18 @@ class Backlog:
     they may generate (answers_left.py)."""
     running: tuple[tuple[int, int], ...] = ()
     """If some requests cannot begin at once: generated tokens and `max_gen_tokens` of each request that can, and of
-    each that holds slots."""
+    each that holds slots, also of those of batches: their end frees slots, too."""
 
 
 def backlog(scheduler: Scheduler, request: Request | None = None) -> Backlog:
-    """Return the work ahead of a new `request`, None for one behind all others.
+    """Return the work ahead of a new interactive `request`, None for one behind all others that are interactive.
 
     Costs O(requests that can begin at once + requests that hold slots); for a request that is more urgent than others,
     O(requests ahead).
     """
     pool = scheduler.pool
     if request is None or pool.is_last(request):
-        num_ahead, known, left = len(pool), pool.num_known_tokens, pool.left
+        num_ahead, known, left = pool.num_interactive, pool.num_known_tokens, pool.left
     else:
         ahead = list(itertools.takewhile(lambda entry: pool.order(entry) < pool.order(request), pool))
         num_ahead = len(ahead)
@@ -61,7 +61,7 @@ def leaves_behind(scheduler: Scheduler, batch: Batch) -> bool:
     if head is None:
         return False
     return (
-        _free_places(scheduler) <= 0
+        _free_places(scheduler, head.service_class) <= 0
         or all(ledger.blocks_to_admit(head) > ledger.num_free_blocks for ledger in scheduler.ledgers)
         or batch.is_full
     )
@@ -75,7 +75,8 @@ def _beginning(scheduler: Scheduler, num_ahead: int) -> list[Request]:
     ledgers = scheduler.ledgers
     free_blocks = sum(ledger.num_free_blocks for ledger in ledgers)
     beginning = []
-    for request in itertools.islice(scheduler.pool, max(0, min(num_ahead, _free_places(scheduler)))):
+    num_places = _free_places(scheduler, ServiceClass.INTERACTIVE)
+    for request in itertools.islice(scheduler.pool, max(0, min(num_ahead, num_places))):
         if ledgers:
             free_blocks -= ledgers[0].blocks_of(request)  # shared blocks are not looked up: this runs at each arrival
         if free_blocks < 0:
@@ -84,8 +85,12 @@ def _beginning(scheduler: Scheduler, num_ahead: int) -> list[Request]:
     return beginning
 
 
-def _free_places(scheduler: Scheduler) -> int:
-    """Return how many more requests can run at the same time; negative if requests pause for more urgent ones."""
+def _free_places(scheduler: Scheduler, service_class: ServiceClass) -> int:
+    """Return how many more requests of this class can run at the same time; negative if some pause for others.
+
+    A running request of a later class pauses for them, so that it takes no place.
+    """
+    num_running = sum(request.service_class <= service_class for request in scheduler.admitted)
     config = scheduler.config
     places = min(config.max_batch_size, config.token_budget or config.max_batch_size)
-    return places * config.n_workers * max(1, len(scheduler.ledgers)) - scheduler.num_running
+    return places * config.n_workers * max(1, len(scheduler.ledgers)) - num_running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from orca_master.scheduling.policies import Order
-from orca_master.scheduling.request import Request, RequestState
+from orca_master.scheduling.request import Request, RequestState, ServiceClass
 
 
 class Candidates:
@@ -14,6 +14,8 @@ class Candidates:
     The first waiting request that cannot be admitted ends admission: no later request is admitted (line 25, no
     starvation). In the printed algorithm no admitted request is later than that request. After a rewind, or with
     priorities, an admitted request can be later; it still runs, because only its end frees the slots needed.
+
+    While an interactive request waits, for whatever reason, no request of a batch is admitted.
     """
 
     def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order) -> None:
@@ -21,6 +23,13 @@ class Candidates:
         self._admitted = admitted
         self._order = order
         self._head = next(self._waiting, None)
+        self._last_class = ServiceClass.BATCH
+        """Later classes are not admitted."""
+
+    def pass_over(self, request: Request) -> None:
+        """Leave a request waiting that keeps its place in the order; later requests of its class may be admitted."""
+        self._last_class = min(self._last_class, request.service_class)
+        self._end_at_class()
 
     def end_admission(self) -> None:
         """Skip all further waiting requests."""
@@ -38,4 +47,9 @@ class Candidates:
 
     def _next_waiting(self, request: Request) -> Request:
         self._head = next(self._waiting, None)
+        self._end_at_class()
         return request
+
+    def _end_at_class(self) -> None:
+        if self._head is not None and self._head.service_class > self._last_class:
+            self.end_admission()

@@ -32,6 +32,14 @@ class RequestState(enum.Enum):
     FINISHED = "finished"
 
 
+class ServiceClass(enum.IntEnum):
+    """Whom a request keeps waiting; the smaller class goes first under every policy (policies.py)."""
+
+    INTERACTIVE = 0
+    BATCH = 1
+    """A line of a batch (/v1/batches): admitted only while no interactive request waits."""
+
+
 class FinishReason(enum.Enum):
     """Why a request ended; the first two are OpenAI's. ERROR: the engine failed; FAULT: it failed on this request."""
 
@@ -60,6 +68,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     """Smaller is more urgent; only the policy `priority` reads it."""
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
     arrived_at: float = 0.0
     """Seconds of the monotonic clock."""
     admitted_at: float = 0.0

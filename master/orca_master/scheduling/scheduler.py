@@ -13,6 +13,7 @@ Extensions of the printed algorithm, each of which can be disabled:
 - Shared prefixes: a request that begins with the tokens of another one shares its blocks (prefix_cache.py).
 - Speculative decoding: drafted tokens are computed beside the last token of an answer (speculation.py).
 - Several pipelines share one pool (docs/contracts.md, section 2, FCFS).
+- Two service classes: requests of batches come after all interactive requests (policies.py, candidates.py).
 """
 
 from __future__ import annotations
@@ -155,9 +156,11 @@ class Scheduler:
             num_shared_blocks = 0
             if request.state is RequestState.INITIATION:
                 if not state.ledger.can_finish(request):
-                    continue  # waits for a larger pipeline, where it keeps its place in the order
+                    candidates.pass_over(request)  # waits for a larger pipeline
+                    continue
                 cost = room.cost_of(request)
                 if cost.waits_for_prefix:
+                    candidates.pass_over(request)
                     continue
                 if not room.can_admit(cost):
                     candidates.end_admission()
