@@ -57,7 +57,7 @@ from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.scheduling.constraint import Grammar, GrammarKind
-from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
@@ -106,6 +106,7 @@ submissions = build(
     constraint=st.none(),
     pooling=st.sampled_from([None, "mean", "last"]),
     adapter=uint32,
+    service_class=st.just(ServiceClass.INTERACTIVE),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -146,6 +147,7 @@ configs = build(
     log_level=texts,
     allowed_hosts=st.lists(texts, max_size=3).map(tuple),
     stored_responses=build(StoreLimits, count=uint64, num_bytes=uint64, seconds=floats),
+    batches=st.none(),
 )
 statuses = build(
     EngineStatus,
@@ -266,8 +268,9 @@ def test_a_message_from_the_master_survives_the_wire(message):
 @pytest.mark.parametrize("cls", CARRIED)
 def test_the_wire_carries_every_field(cls):
     """A field that is added to a dataclass must be added to engine_link.proto and to the conversion."""
-    # Only a journal has `generated`, and API processes have none; the master sets `constraint`.
-    absent = {"generated", "constraint"} if cls is Submission else set()
+    # Only a journal has `generated`, and only batches have another class; API processes have neither. The master sets
+    # `constraint`.
+    absent = {Submission: {"generated", "constraint", "service_class"}, EndpointConfig: {"batches"}}.get(cls, set())
     assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls]) | absent
 
 

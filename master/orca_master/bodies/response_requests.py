@@ -81,6 +81,17 @@ def _kind_of_input(value: Any) -> str:
     return "[items]" if isinstance(value, list) else "[text]"
 
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, at_most_characters(64), Field(json_schema_extra={"maxLength": 64})],
+        Annotated[str, at_most_characters(512), Field(json_schema_extra={"maxLength": 512})],
+    ],
+    Field(max_length=MAX_METADATA),
+    at_most(MAX_METADATA),
+]
+"""Texts of a client that are returned with an object, by name."""
+
+
 class ResponseRequest(Body):
     """Body of POST /v1/responses."""
 
@@ -106,14 +117,7 @@ class ResponseRequest(Body):
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16, fail_fast=True)] = []
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     truncation: Literal["disabled"] = "disabled"
-    metadata: Annotated[
-        dict[
-            Annotated[str, at_most_characters(64), Field(json_schema_extra={"maxLength": 64})],
-            Annotated[str, at_most_characters(512), Field(json_schema_extra={"maxLength": 512})],
-        ],
-        Field(max_length=MAX_METADATA),
-        at_most(MAX_METADATA),
-    ] = {}
+    metadata: Metadata = {}
     user: Name | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from orca_master.bodies.batch_requests import BatchRequest
 from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
@@ -28,6 +29,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "count_tokens": TypeAdapter(CountTokensRequest),
     "response": TypeAdapter(ResponseRequest),
     "embedding": TypeAdapter(EmbeddingRequest),
+    "batch": TypeAdapter(BatchRequest),
     "tokenize": TypeAdapter(TokenizeRequest),
     "detokenize": TypeAdapter(DetokenizeRequest),
 }

@@ -20,6 +20,7 @@ from orca_master.commands.argument_types import (
     stall_seconds,
     wait_seconds,
 )
+from orca_master.commands.batch_options import add_batch_options, batch_config
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.commands.response_options import add_response_options, store_limits
 from orca_master.commands.scheduling_options import add_scheduling_options
@@ -174,6 +175,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     add_http_limits(parser)
     add_response_options(parser)
+    add_batch_options(parser)
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
     parser.add_argument("--no-vllm-metrics", action="store_true", help="export no metrics under vLLM's names")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
@@ -223,7 +225,8 @@ def journal_config(arguments: argparse.Namespace) -> JournalConfig | None:
 
 
 def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tuple[str, ...] = ()) -> EndpointConfig:
-    """Return the options of the endpoint; raise ConfigurationError for an invalid key, key file or name of an adapter.
+    """Return the options of the endpoint; raise ConfigurationError for an invalid key, key file or name of an adapter,
+    or for batches with API processes.
 
     Removes the keys from `arguments` and from the environment.
     """
@@ -269,4 +272,5 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
         num_processes=arguments.api_processes,
         http=http_limits(arguments),
         stored_responses=store_limits(arguments),
+        batches=batch_config(arguments),
     )

@@ -1,8 +1,8 @@
 """The server of a master, shared by `orca master` and `orca serve`, which have bound its ports.
 
 Order of events: open the journal → serve HTTP, /readyz reports loading → form the engine → resume journalled requests →
-ready. On a signal: refuse new connections, wait for running requests with a timeout, shut the workers down, close the
-journal.
+ready. On a signal: refuse new connections, wait for running requests with a timeout, abandon the lines of batches, shut
+the workers down, close the journal.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
 
 from orca_master.api_processes.pool import ApiProcesses, api_processes
+from orca_master.batches.service import Batches, open_batches
 from orca_master.commands.load_progress import load_progress
 from orca_master.commands.ports import SIGNALS, Ports
 from orca_master.commands.start_report import start_report
 from orca_master.endpoint.admin import create_admin_app, create_probes
 from orca_master.endpoint.application import create_app
+from orca_master.endpoint.batch_calls import BatchCalls
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.resumable import ResumableRequests
@@ -76,6 +78,7 @@ async def run_server(
             opened = _resumable(endpoint, journal, topology, ports.restarted)
             endpoint.resumable, journal_status = await stack.enter_async_context(opened)
             metrics.watch_journal(journal_status)
+        endpoint.batches = await stack.enter_async_context(_batches(endpoint, ports.restarted))
         await stack.enter_async_context(_cluster_ports(engine, ports, config, journal_status))
         formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
@@ -106,6 +109,7 @@ async def run_server(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await endpoint.abandon_batches()  # before the engine fails the requests of their lines
             # Stop the engine before the servers, so that clients of unfinished requests receive an error.
             await engine.stop("the server ends")
             endpoint.interrupt()
@@ -147,6 +151,28 @@ async def _resumable(
 
 
 @contextlib.asynccontextmanager
+async def _batches(endpoint: Endpoint, restarted: bool) -> AsyncIterator[Batches | None]:
+    """Open files and batches, None without a folder.
+
+    Raises ConfigurationError at the first start; a restarted master serves without them.
+    """
+    config = endpoint.config.batches
+    if config is None:
+        yield None
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            batches = await stack.enter_async_context(open_batches(config, BatchCalls(endpoint).call))
+        except ConfigurationError as error:
+            if not restarted:
+                raise
+            logger.error("%s: batches are off, serving goes on", error)
+            yield None
+            return
+        yield batches
+
+
+@contextlib.asynccontextmanager
 async def _cluster_ports(
     engine: EngineThread, ports: Ports, config: EngineConfig, journal: Callable[[], JournalStatus]
 ) -> AsyncIterator[None]:
@@ -175,9 +201,13 @@ async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> 
 
 
 def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> None:
-    """Resume the journalled requests and log that the server is ready."""
+    """Resume the journalled requests and the batches, and log that the server is ready."""
     if endpoint.resumable is not None and (num_resumed := endpoint.resumable.resume()):
         logger.info("--journal: %d requests of an earlier master are resumed", num_resumed)
+    if endpoint.batches is not None:
+        if endpoint.batches.num_unfinished:
+            logger.info("--batch-directory: %d batches are continued", endpoint.batches.num_unfinished)
+        endpoint.batches.start()
     freeze_and_bound()
     address = ports.api[0].getsockname()
     for line in start_report(engine.engine.snapshot):

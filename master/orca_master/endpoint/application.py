@@ -1,8 +1,9 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/embeddings in embeddings.py, /v1/messages in
-messages.py, /v1/responses in responses.py. Order of middleware, outermost first: request id and access log → errors of
-messages → Host → CORS → API key → body limits → early refusal.
+messages.py, /v1/responses in responses.py, /v1/files and /v1/batches in file_routes.py and batch_routes.py. Order of
+middleware, outermost first: request id and access log → errors of messages → Host → CORS → API key → body limits →
+early refusal.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from orca_master.bodies.tokenize_requests import DetokenizeRequest, TokenizeChat
 from orca_master.bodies.validation import described
 from orca_master.endpoint.allowed_hosts import AllowedHosts
 from orca_master.endpoint.api_keys import KeyRing
+from orca_master.endpoint.batch_routes import add_batches
 from orca_master.endpoint.body_limits import BodyLimits
 from orca_master.endpoint.chat import add_chat
 from orca_master.endpoint.checked_route import checked_route
@@ -31,6 +33,7 @@ from orca_master.endpoint.completions import add_completions
 from orca_master.endpoint.early_refusal import EarlyRefusal
 from orca_master.endpoint.embeddings import add_embeddings
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.file_routes import add_files
 from orca_master.endpoint.messages import add_messages
 from orca_master.endpoint.messages_errors import MessagesErrors
 from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
@@ -68,13 +71,16 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     add_messages(app, endpoint)
     add_responses(app, endpoint)
     add_stored_responses(app, endpoint)
+    add_files(app, endpoint)
+    add_batches(app, endpoint)
     if endpoint.resumable is not None:
         add_requests(app, endpoint, endpoint.resumable)
     _add_models_and_text(app, endpoint)
     _add_probes(app, endpoint)
     app.add_middleware(EarlyRefusal, endpoint=endpoint)
-    app.add_middleware(BodyLimits, limits=endpoint.config.http)
     config = endpoint.config
+    max_file_bytes = None if config.batches is None else config.batches.max_file_bytes
+    app.add_middleware(BodyLimits, limits=config.http, max_file_bytes=max_file_bytes)
     if config.api_keys or config.api_key_file:
         app.add_middleware(ApiKeys, keys=KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests))
     if endpoint.config.allowed_origins:
@@ -95,6 +101,17 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.openapi = lambda: schema(  # type: ignore[method-assign]
         endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest
     )
+    return app
+
+
+def create_generating_app(endpoint: Endpoint) -> FastAPI:
+    """Return an application for calls within this process: the generating routes of batches, without middleware."""
+    app = FastAPI(openapi_url=None)
+    _add_errors(app, endpoint)
+    app.router.route_class = checked_route(endpoint)
+    add_completions(app, endpoint)
+    add_chat(app, endpoint)
+    add_responses(app, endpoint)
     return app
 
 

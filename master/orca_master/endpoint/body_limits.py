@@ -1,4 +1,4 @@
-"""ASGI middleware that limits the size (413) and transfer time (408) of request bodies.
+"""ASGI middleware that limits the size (413) and transfer time (408) of request bodies; uploads have an own limit.
 
 Inside the check of API keys, so that a client without a key is refused before its body is read. The connection limits
 bodies that the application does not read (orca_protos/http_connection.py).
@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from orca_protos.http_limits import Allowance, HttpLimits
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orca_master.endpoint.middleware import path_of
 from orca_master.endpoint.responding import error_response
 
 MIN_BODY_BYTES_PER_SECOND = 16 << 10
 """Minimum mean rate of a whole body, after a pause of `body_timeout`. Without it a client slightly above
 http_limits.MIN_BYTES_PER_SECOND could occupy the memory of its body for hours."""
 
+UPLOADS = "/v1/files"
+FORM_BYTES = 64 << 10
+"""Of the form around a file."""
+
 
 class BodyLimits:
-    """Raises HTTPException from `receive` for a body that is too long or too slow."""
+    """Raises HTTPException from `receive` for a body that is too long or too slow.
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+    `max_file_bytes`: of a file sent to UPLOADS, to which its form adds a little; None: as for other bodies.
+    """
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits, max_file_bytes: int | None = None) -> None:
         self._app = app
         self._limits = limits
+        self._too_long = f"the body exceeds {limits.max_body_bytes} bytes (--max-body-bytes)"
+        self._upload_limits, self._upload_too_long = limits, self._too_long
+        if max_file_bytes is not None:
+            self._upload_limits = replace(limits, max_body_bytes=max_file_bytes + FORM_BYTES)
+            self._upload_too_long = f"the file exceeds {max_file_bytes} bytes (--max-batch-file-bytes): send several"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
@@ -34,14 +48,14 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         # The HTTP parser has checked that Content-Length is a number.
-        length = int(Headers(scope=scope).get("content-length", self._limits.max_body_bytes))
-        if length > self._limits.max_body_bytes:
-            await error_response(413, self._too_long())(scope, receive, send)
+        limits, too_long = self._limits, self._too_long
+        if path_of(scope) == UPLOADS:
+            limits, too_long = self._upload_limits, self._upload_too_long
+        length = int(Headers(scope=scope).get("content-length", limits.max_body_bytes))
+        if length > limits.max_body_bytes:
+            await error_response(413, too_long)(scope, receive, send)
             return
-        await self._app(scope, _BoundedBody(receive, self._limits, length, self._too_long()).receive, send)
-
-    def _too_long(self) -> str:
-        return f"the body exceeds {self._limits.max_body_bytes} bytes (--max-body-bytes)"
+        await self._app(scope, _BoundedBody(receive, limits, length, too_long).receive, send)
 
 
 class _BoundedBody:

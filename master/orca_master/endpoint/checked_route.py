@@ -26,6 +26,7 @@ KIND_OF_PATH = {
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
     "/v1/responses": "response",
+    "/v1/batches": "batch",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
@@ -42,7 +43,7 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
     class CheckedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             kind = KIND_OF_PATH.get(self.path)
-            if kind is None:
+            if kind is None or "POST" not in (self.methods or ()):
                 return super().get_route_handler()
             wants_request = "request" in inspect.signature(self.endpoint).parameters
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orca_protos.http_limits import HttpLimits
 
+from orca_master.batches.config import BatchConfig
 from orca_master.endpoint.response_store import StoreLimits
 from orca_master.scheduling.request import Pooling
 
@@ -31,7 +32,8 @@ class EndpointConfig:
     `tool_call_parser`, `reasoning_parser`: see `AnswerFormat.of`. `api_keys`: hexadecimal SHA-256 digests;
     `api_key_file` adds more, initially `api_key_file_digests`. Without any digest no key is needed. `num_processes`:
     API processes, 0 to serve in the master's process. `allowed_origins`: () for no CORS. `allowed_hosts`: () for any.
-    `http`: limits of the API port in each process. `stored_responses`: of all processes together.
+    `http`: limits of the API port in each process. `stored_responses`: of all processes together. `batches`: None for
+    no files and batches; not with API processes.
     """
 
     model_names: tuple[str, ...]
@@ -54,3 +56,4 @@ class EndpointConfig:
     allowed_hosts: tuple[str, ...] = ()
     http: HttpLimits = field(default_factory=HttpLimits)
     stored_responses: StoreLimits = field(default_factory=StoreLimits)
+    batches: BatchConfig | None = None

@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass, field
 
 from fastapi import Request
 
+from orca_master.batches.service import Batches
 from orca_master.bodies.body_checker import BodyChecker
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
@@ -48,6 +49,8 @@ class Endpoint:
     """Of `responses`; None: in the memory of this process."""
     responses: ResponseStore = field(init=False)
     """Stored responses of /v1/responses."""
+    batches: Batches | None = None
+    """The files and batches, None without --batch-directory."""
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -118,6 +121,11 @@ class Endpoint:
         """End the streams that wait for requests of an earlier master."""
         if self.resumable is not None:
             self.resumable.interrupt()
+
+    async def abandon_batches(self) -> None:
+        """Stop the lines of batches; the next master sends them again."""
+        if self.batches is not None:
+            await self.batches.close()
 
     async def drain(self, more: float = 0.0) -> None:
         """Wait for all running generations, at most the engine's drain timeout and `more` seconds.

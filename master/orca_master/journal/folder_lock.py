@@ -1,4 +1,4 @@
-"""`lock_folder`: one master at a time uses the folder of a journal."""
+"""`lock_folder`: one master at a time uses the folder of a journal or of batches, which an option names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCK_SECONDS = 5.0
 """Maximum wait for the end of an earlier master that uses the folder."""
 
 
-def lock_folder(folder: Path) -> int:
+def lock_folder(folder: Path, option: str = "--journal") -> int:
     """Lock the folder and return the descriptor that holds the lock, which the kernel releases with the process.
 
     Raises ConfigurationError if another master uses the folder, OSError if the lock file cannot be opened.
@@ -26,7 +26,7 @@ def lock_folder(folder: Path) -> int:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
-                raise ConfigurationError(f"--journal {folder}: another master uses this folder") from None
+                raise ConfigurationError(f"{option} {folder}: another master uses this folder") from None
             time.sleep(0.1)
         else:
             return descriptor

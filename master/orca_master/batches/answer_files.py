@@ -1,0 +1,110 @@
+"""`AnswerFiles`: the output and the errors of a batch, to which lines are only appended.
+
+The files themselves tell which lines of the input have an answer: the id of an answer ends with the number of its line.
+A last line that a crash has cut off is removed, and the line is answered again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+ANSWER = re.compile(rb'\{"id": "batch_req_[0-9a-f]{32}_([0-9]{1,10})"')
+"""The beginning of an answer; the group is the number of its line in the input."""
+
+
+class AnswerFile:
+    """One file of answers. `take` is called with the bytes of a line before it is written, and may refuse them."""
+
+    def __init__(self, path: Path, take: Callable[[int], None]) -> None:
+        self.num_bytes = 0
+        self.numbers: list[int] = []
+        """Numbers of the answered lines."""
+        self.num_dropped = 0
+        """Bytes of the unfinished line that was removed."""
+        self._take = take
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            with path.open("rb") as file:
+                self._recover(file)
+            os.ftruncate(self._descriptor, self.num_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _recover(self, file: IO[bytes]) -> None:
+        for line in file:
+            answer = ANSWER.match(line)
+            if answer is None or not line.endswith(b"\n"):
+                break  # after a loss of power a file can end with zeros, too
+            self.numbers.append(int(answer[1]))
+            self.num_bytes += len(line)
+        self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
+
+    def append(self, number: int, line: bytes) -> None:
+        """Write the answer to a line; raise OSError, after which the file is as before, or what `take` raises."""
+        self._take(len(line))
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self.num_bytes)
+            raise
+        self.num_bytes += len(line)
+        self.numbers.append(number)
+
+    def sync(self) -> None:
+        """Return when all lines are on the disk; called on a thread."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class AnswerFiles:
+    """The answers of the batch `batch_id`: those with status 200 in `output`, all others in `errors`."""
+
+    def __init__(self, batch_id: str, output: Path, errors: Path, take: Callable[[int], None]) -> None:
+        self._prefix = f"batch_req_{batch_id.removeprefix('batch_')}"
+        self.output = AnswerFile(output, take)
+        try:
+            self.errors = AnswerFile(errors, take)
+        except BaseException:
+            self.output.close()
+            raise
+        self.answered = {*self.output.numbers, *self.errors.numbers}
+        """Numbers of the lines with an answer."""
+
+    def add_response(self, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> None:
+        """Write the response to a line; `body` is JSON. Raises what AnswerFile.append raises."""
+        if b"\n" in body:
+            body = json.dumps(json.loads(body)).encode()
+        head = f'{self._head(number, custom_id)}, "response": {{"status_code": {status}, "request_id": "{request_id}", '
+        file = self.output if status == 200 else self.errors
+        file.append(number, b"".join((head.encode(), b'"body": ', body, b'}, "error": null}\n')))
+        self.answered.add(number)
+
+    def add_error(self, number: int, custom_id: str | None, code: str, message: str) -> None:
+        """Write why a line has no response. Raises what AnswerFile.append raises."""
+        error = json.dumps({"code": code, "message": message})
+        self.errors.append(number, f'{self._head(number, custom_id)}, "response": null, "error": {error}}}\n'.encode())
+        self.answered.add(number)
+
+    def sync(self) -> None:
+        """Return when all answers are on the disk; called on a thread."""
+        self.output.sync()
+        self.errors.sync()
+
+    def close(self) -> None:
+        """Close both files."""
+        self.output.close()
+        self.errors.close()
+
+    def _head(self, number: int, custom_id: str | None) -> str:
+        return f'{{"id": "{self._prefix}_{number}", "custom_id": {json.dumps(custom_id)}'

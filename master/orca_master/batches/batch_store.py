@@ -1,0 +1,101 @@
+"""`BatchStore`: the records of /v1/batches in a folder. Each belongs to an API key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+
+from orca_master.batches.config import WINDOW_SECONDS, BatchConfig
+from orca_master.batches.disk import read_records, write_record
+from orca_master.batches.records import BATCH_ID, BatchRecord, FileRecord, new_file_id
+from orca_master.errors import RequestError
+
+
+class BatchStore:
+    """Batches below `config.folder`, at most as many as files. Used from one event loop."""
+
+    def __init__(self, config: BatchConfig) -> None:
+        self._config = config
+        self._folder = config.folder / "batches"
+        self._batches: dict[str, BatchRecord] = {}
+        self._turn = asyncio.Lock()
+        """Of the writers: two would write the same temporary file."""
+
+    def open(self) -> None:
+        """Read the records. Raises OSError."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for fields in read_records(self._folder):
+            with contextlib.suppress(TypeError):  # the record of another version
+                record = BatchRecord(**fields)
+                self._batches[record.id] = record
+
+    def new(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
+        """Return a new batch, which `write` and `add` store; raise RequestError if too many are unfinished."""
+        if len(self.unfinished) >= self._config.max_files:
+            raise RequestError(
+                f"{len(self.unfinished)} batches are unfinished, the limit is {self._config.max_files} "
+                "(--max-batch-files): wait for one or cancel one"
+            )
+        now = int(time.time())
+        return BatchRecord(
+            f"batch_{secrets.token_hex(16)}",
+            owner,
+            endpoint,
+            file.id,
+            file.num_lines,
+            now,
+            now + WINDOW_SECONDS,
+            new_file_id(),
+            new_file_id(),
+            metadata,
+        )
+
+    async def write(self, batch: BatchRecord) -> None:
+        """Write the present record of a batch. Raises OSError."""
+        async with self._turn:
+            await asyncio.to_thread(write_record, self._folder / f"{batch.id}.json", batch.fields())
+
+    def add(self, batch: BatchRecord) -> None:
+        """Show a batch to its owner; the batch that ended first makes room for it."""
+        ended = sorted((entry for entry in self._batches.values() if not entry.is_unfinished), key=_end)
+        for entry in ended[: max(0, len(self._batches) + 1 - self._config.max_files)]:
+            self.delete(entry)
+        self._batches[batch.id] = batch
+
+    def get(self, owner: str, batch_id: str) -> BatchRecord | None:
+        """Return a batch of an API key, None without such a batch."""
+        batch = self._batches.get(batch_id) if BATCH_ID.fullmatch(batch_id) else None
+        return batch if batch is not None and batch.owner == owner else None
+
+    def of(self, owner: str) -> list[BatchRecord]:
+        """Return the batches of an API key, the latest first."""
+        mine = [batch for batch in self._batches.values() if batch.owner == owner]
+        return sorted(mine, key=lambda batch: batch.created_at)[::-1]
+
+    @property
+    def unfinished(self) -> list[BatchRecord]:
+        """The batches without a final status, in the order in which they are answered."""
+        batches = [batch for batch in self._batches.values() if batch.is_unfinished]
+        return sorted(batches, key=lambda batch: batch.created_at)
+
+    @property
+    def used_files(self) -> set[str]:
+        """Ids of the files that unfinished batches read and write."""
+        return {name for batch in self.unfinished for name in (batch.input_file_id, batch.output_id, batch.error_id)}
+
+    def delete_old(self) -> None:
+        """Delete the batches that ended longer ago than they are kept."""
+        end = time.time() - self._config.seconds
+        for batch in [entry for entry in self._batches.values() if 0 < entry.ended_at < end]:
+            self.delete(batch)
+
+    def delete(self, batch: BatchRecord) -> None:
+        """Forget a batch, which the runner does not answer."""
+        del self._batches[batch.id]
+        (self._folder / f"{batch.id}.json").unlink(missing_ok=True)
+
+
+def _end(batch: BatchRecord) -> int:
+    return batch.ended_at

@@ -1,0 +1,115 @@
+"""`InputLines`: the requests in a batch's input, one line at a time, and the errors of invalid lines.
+
+Each line is `{"custom_id", "method": "POST", "url", "body"}` (https://platform.openai.com/docs/guides/batch).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+MOST_ID_CHARACTERS = 512
+"""Of a `custom_id`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A request of a batch. `number`: of its line, from 0, without blank lines. `body`: JSON of the request."""
+
+    number: int
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidLine:
+    """A line that is no request; `custom_id` is None if it has none."""
+
+    number: int
+    custom_id: str | None
+    message: str
+
+
+class InputLines:
+    """The lines of the file at `path` for the route `endpoint`. A context manager; entry raises OSError.
+
+    Several tasks may call `next`. A line of more than `max_bytes` is invalid and not read as a whole.
+    """
+
+    def __init__(self, path: Path, endpoint: str, max_bytes: int) -> None:
+        self._path, self._endpoint, self._max_bytes = path, endpoint, max_bytes
+        self._file: IO[bytes]
+        self._number = 0
+        self._seen: set[bytes] = set()
+        """Digests of the `custom_id` of earlier lines."""
+        self._turn = asyncio.Lock()
+
+    def __enter__(self) -> InputLines:
+        self._file = self._path.open("rb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    async def next(self) -> BatchLine | InvalidLine | None:
+        """Return the next line, None at the end of the file. Raises OSError."""
+        async with self._turn:
+            line = await asyncio.to_thread(self._read)
+            if line is None:
+                return None
+            number = self._number
+            self._number += 1
+            return self._parsed(number, line)
+
+    def _read(self) -> bytes | None:
+        """Return the next line that is not blank, cut after `max_bytes` + 1 bytes."""
+        while line := self._file.readline(self._max_bytes + 2):
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = self._file.readline(1 << 20)
+            if not line.isspace():
+                return line.removesuffix(b"\n")
+        return None
+
+    def _parsed(self, number: int, line: bytes) -> BatchLine | InvalidLine:
+        if len(line) > self._max_bytes:
+            return InvalidLine(number, None, f"the line exceeds {self._max_bytes} bytes (--max-batch-line-bytes)")
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            return InvalidLine(number, None, "the line is not valid JSON")
+        if not isinstance(fields, dict):
+            return InvalidLine(number, None, "an object with custom_id, method, url and body is expected")
+        custom_id = fields.get("custom_id")
+        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MOST_ID_CHARACTERS:
+            return InvalidLine(number, None, f"custom_id: a text of 1 to {MOST_ID_CHARACTERS} characters is expected")
+        if error := self._repeated(custom_id) or self._error_of(fields):
+            return InvalidLine(number, custom_id, error)
+        return BatchLine(number, custom_id, json.dumps(fields["body"]).encode())
+
+    def _repeated(self, custom_id: str) -> str:
+        """Return the error of a `custom_id` that an earlier line has, "" for a new one."""
+        digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if digest in self._seen:
+            return "custom_id: an earlier line has the same one"
+        self._seen.add(digest)
+        return ""
+
+    def _error_of(self, fields: dict[str, Any]) -> str:
+        """Return what is wrong with a line, "" if it is a request."""
+        body = fields.get("body")
+        if fields.get("method") != "POST":
+            return 'method: "POST" is expected'
+        if fields.get("url") != self._endpoint:
+            return f"url: {self._endpoint} is expected, the endpoint of the batch"
+        if not isinstance(body, dict):
+            return "body: an object is expected, the body of a request"
+        if body.get("stream"):
+            return "body.stream: answers of a batch are not streamed: leave stream out"
+        if body.get("background"):
+            return "body.background: a batch waits for its answers: leave background out"
+        return ""

@@ -1,0 +1,91 @@
+"""`Batches`: the files and batches of one folder, for one master at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+from orca_master.batches.batch_store import BatchStore
+from orca_master.batches.config import BatchConfig
+from orca_master.batches.file_store import FileStore
+from orca_master.batches.records import BatchRecord, FileRecord
+from orca_master.batches.runner import FILES_PER_BATCH, BatchRunner, Call
+from orca_master.errors import ConfigurationError
+from orca_master.journal.folder_lock import lock_folder
+
+OPTION = "--batch-directory"
+
+
+class Batches:
+    """Files, batches and their runner. Use `open_batches`."""
+
+    def __init__(self, config: BatchConfig, call: Call) -> None:
+        self.config = config
+        self.files = FileStore(config)
+        self.batches = BatchStore(config)
+        self.runner = BatchRunner(self.files, self.batches, config, call)
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Read the folder, which this process has locked. Raises OSError."""
+        self.batches.open()
+        self.files.open(self.batches.used_files)
+        self.files.num_promised = FILES_PER_BATCH * self.num_unfinished
+
+    def start(self) -> None:
+        """Begin to answer batches, those of an earlier master included."""
+        self._task = asyncio.create_task(self.runner.run())
+
+    async def close(self) -> None:
+        """Abandon the lines that are being answered; the next master sends them again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of batches without a final status."""
+        return len(self.batches.unfinished)
+
+    async def create(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
+        """Store a new batch and begin it; raise RequestError at a limit, OSError if it cannot be stored."""
+        batch = self.batches.new(owner, endpoint, file, metadata)
+        self.files.promise(FILES_PER_BATCH)
+        self.batches.add(batch)  # before it is on the disk: its file is in use from now on
+        try:
+            await self.batches.write(batch)
+        except OSError:
+            self.files.num_promised -= FILES_PER_BATCH
+            self.batches.delete(batch)
+            raise
+        self.runner.wake()
+        return batch
+
+    async def cancel(self, batch: BatchRecord) -> None:
+        """Cancel a batch; do nothing if it has ended or its answers are complete."""
+        if batch.status in ("validating", "in_progress"):
+            self.runner.cancel(batch)
+            await self.batches.write(batch)
+
+
+@contextlib.asynccontextmanager
+async def open_batches(config: BatchConfig, call: Call) -> AsyncIterator[Batches]:
+    """Lock and open the folder; raise ConfigurationError if that is impossible. `start` begins to answer batches."""
+    batches = Batches(config, call)
+    try:
+        config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = await asyncio.to_thread(lock_folder, config.folder, OPTION)
+    except OSError as error:
+        raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
+    try:
+        try:
+            batches.open()
+        except OSError as error:
+            raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
+        yield batches
+    finally:
+        await batches.close()
+        os.close(lock)

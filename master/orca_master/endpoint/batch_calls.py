@@ -1,0 +1,112 @@
+"""`BatchCalls`: sends the lines of batches through the generating routes of this process, in the class of batches.
+
+The routes validate bodies and answer errors as for any client. A second application has only these routes, without
+middleware: keys, hosts and sizes were checked when the file was sent. Its engine marks every submission as one of a
+batch, and its requests have no timeout, because they wait while others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.types import Message, Scope
+
+from orca_master.batches.runner import LineAnswer
+from orca_master.endpoint.application import create_generating_app
+from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.middleware import OWNER
+from orca_master.engine.engine_client import EngineClient, EngineStatus
+from orca_master.engine.messages import Output, Submission
+from orca_master.scheduling.request import ServiceClass
+
+logger = logging.getLogger(__name__)
+
+
+class BatchEngine(EngineClient):
+    """Passes submissions to `engine` as those of batches."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    @property
+    def status(self) -> EngineStatus:
+        """See EngineClient."""
+        return self._engine.status
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        """See EngineClient."""
+        return self._engine.submit(replace(submission, service_class=ServiceClass.BATCH, choices=None), receive)
+
+    def release(self, request_id: str, ended_as: str | None) -> None:
+        """See EngineClient."""
+        self._engine.release(request_id, ended_as)
+
+    async def metrics(self) -> bytes:
+        """See EngineClient."""
+        return await self._engine.metrics()
+
+
+class BatchCalls:
+    """Calls the routes of `endpoint`, whose stored responses they share."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        config = replace(endpoint.config, request_timeout=None)
+        engine = BatchEngine(endpoint.engine)
+        inner = Endpoint(
+            config, engine, endpoint.codec, endpoint.template, bodies=endpoint.bodies, store=endpoint.responses
+        )
+        self._app = create_generating_app(inner)
+
+    async def call(self, owner: str, path: str, body: bytes) -> LineAnswer:
+        """POST `body` to a route as the owner of a key; cancellation is the client's disconnection."""
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+            "client": None,
+            "server": None,
+            OWNER: owner,
+        }
+        exchange = _Exchange(body)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception:  # starlette raises it again after the answer 500
+            logger.exception("a line of a batch failed")
+            if not exchange.status:
+                raise
+        return LineAnswer(exchange.status, secrets.token_hex(16), bytes(exchange.answer))
+
+
+class _Exchange:
+    """The client's end of one request: sends the body, then waits without an end, and collects the answer."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self.status = 0
+        self.answer = bytearray()
+
+    async def receive(self) -> Message:
+        """See ASGI 3.0."""
+        if self._body is None:
+            await asyncio.get_running_loop().create_future()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Any) -> None:
+        """See ASGI 3.0."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.answer += message.get("body", b"")
