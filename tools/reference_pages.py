@@ -124,6 +124,7 @@ def master_registry() -> CollectorRegistry:
     metrics = Metrics("MODEL")
     metrics.watch(cast(Any, None))  # gauges read the engine only when they are scraped
     metrics.watch_journal(no_journal)
+    metrics.watch_batches(int, int)
     return metrics.registry
 
 

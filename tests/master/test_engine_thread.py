@@ -13,9 +13,10 @@ from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine import engine_thread
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
-from orca_master.engine.messages import Choices, Submission
+from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.metrics.prometheus import Metrics
 from orca_master.scheduling.constraint import Grammar, GrammarKind
+from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.token_matcher import TokenMatcher
@@ -174,5 +175,26 @@ def test_a_released_request_no_longer_waits_for_its_grammar(begins):
         assert not waiting
         assert engine.idle
         await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+def test_metrics_count_tokens_of_batches_and_not_their_times():
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        for name, service_class in (("a", ServiceClass.BATCH), ("b", ServiceClass.INTERACTIVE)):
+            submission = Submission(name, [1, 2], 4, SamplingParameters(), frozenset(), service_class=service_class)
+            engine.submit(submission, lambda output: None)
+            engine._distribute([Output(name, 1, None), Output(name, 2, FinishReason.LENGTH)])
+        text = (await engine.metrics()).decode()
+        for sample in (
+            'orca:prompt_tokens_total{model_name="m"} 4.0',
+            'orca:generation_tokens_total{model_name="m"} 4.0',
+            'orca:batch_request_success_total{finished_reason="length",model_name="m"} 1.0',
+            'orca:request_success_total{finished_reason="length",model_name="m"} 1.0',
+            'orca:time_to_first_token_seconds_count{model_name="m"} 1.0',
+            'orca:e2e_request_latency_seconds_count{model_name="m"} 1.0',
+        ):
+            assert sample in text
 
     asyncio.run(play())

@@ -188,5 +188,6 @@ def test_an_engine_answers_interactive_requests_before_a_batch_that_came_first()
         assert answers["r"] == continuation((9,), 4)
         firsts = [s.request.request_id for _, batch in made.batches for s in batch.requests if s.admitted]
         assert firsts == ["r", "b0", "b1", "b2"]
+        assert len(made.first_tokens) == 1, "waits of a batch are no waits of clients"
 
     play(lambda: Engine(topology("a"), EngineConfig(max_batch_size=1, max_queued_requests=1)), scene)

@@ -78,7 +78,7 @@ async def run_server(
             opened = _resumable(endpoint, journal, topology, ports.restarted)
             endpoint.resumable, journal_status = await stack.enter_async_context(opened)
             metrics.watch_journal(journal_status)
-        endpoint.batches = await stack.enter_async_context(_batches(endpoint, ports.restarted))
+        endpoint.batches = await stack.enter_async_context(_batches(endpoint, metrics, ports.restarted))
         await stack.enter_async_context(_cluster_ports(engine, ports, config, journal_status))
         formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
@@ -151,7 +151,7 @@ async def _resumable(
 
 
 @contextlib.asynccontextmanager
-async def _batches(endpoint: Endpoint, restarted: bool) -> AsyncIterator[Batches | None]:
+async def _batches(endpoint: Endpoint, metrics: Metrics, restarted: bool) -> AsyncIterator[Batches | None]:
     """Open files and batches, None without a folder.
 
     Raises ConfigurationError at the first start; a restarted master serves without them.
@@ -169,6 +169,7 @@ async def _batches(endpoint: Endpoint, restarted: bool) -> AsyncIterator[Batches
             logger.error("%s: batches are off, serving goes on", error)
             yield None
             return
+        metrics.watch_batches(lambda: batches.num_unfinished, lambda: batches.files.num_bytes)
         yield batches
 
 

@@ -26,6 +26,7 @@ from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, Submission
 from orca_master.engine.progress import Progress
 from orca_master.scheduling.constraint import Grammar
+from orca_master.scheduling.request import ServiceClass
 from orca_master.text.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class _Stream:
     receive: Callable[[Output], object]
     num_prompt_tokens: int
     submitted: float
+    service_class: ServiceClass
     first: float = 0.0
     last: float = 0.0
     num_generated: int = 0
@@ -174,7 +176,9 @@ class EngineThread(EngineClient):
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
         now = time.monotonic()
-        stream = self._streams[submission.request_id] = _Stream(receive, len(submission.prompt), now)
+        stream = self._streams[submission.request_id] = _Stream(
+            receive, len(submission.prompt), now, submission.service_class
+        )
         if not self._num_unfinished:
             self._busy_since = now
         self._num_unfinished += 1
@@ -246,9 +250,7 @@ class EngineThread(EngineClient):
                 stream.num_generated += 1
                 if stream.num_generated == 1:
                     stream.first = now
-                self._metrics.on_token(
-                    stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.last
-                )
+                self._note_token(stream, now)
                 stream.last = now
             if output.finish_reason is not None:
                 stream.ended = True
@@ -256,7 +258,18 @@ class EngineThread(EngineClient):
                 self._note_end(stream, output.finish_reason.value)
             stream.receive(output)
 
+    def _note_token(self, stream: _Stream, now: float) -> None:
+        if stream.service_class is ServiceClass.BATCH:
+            self._metrics.on_batch_token(stream.num_prompt_tokens, stream.num_generated)
+            return
+        self._metrics.on_token(
+            stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.last
+        )
+
     def _note_end(self, stream: _Stream, reason: str) -> None:
+        if stream.service_class is ServiceClass.BATCH:
+            self._metrics.on_batch_finish(reason)
+            return
         now = time.monotonic()
         self._metrics.on_finish(
             reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first

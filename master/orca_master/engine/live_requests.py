@@ -133,7 +133,7 @@ class LiveRequests:
             self._observer.on_drafts(num_drafts, num_tokens, num_accepted)
         for index, request in progressed:
             is_first = len(request.generated) == 1
-            if is_first:
+            if is_first and request.service_class is ServiceClass.INTERACTIVE:
                 self._admission.note_first_token(request, now)
                 self._observer.on_first_token(request.admitted_at - request.arrived_at, now - request.admitted_at)
             reason = request.finish_reason if index == last[request] else None

@@ -84,7 +84,7 @@ class EngineObserver(Protocol):
         """Record the drafts of an iteration that returned, their tokens, and how many of them are part of an answer."""
 
     def on_first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
-        """Record a request's time in the queue, and the time from its first iteration to its first token."""
+        """Record an interactive request's time in the queue, and that from its first iteration to its first token."""
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:
         """Record the timings of an iteration on one partition."""
@@ -100,6 +100,12 @@ class RequestMetrics(Protocol):
         self, reason: str, prompt_tokens: int, generated: int, seconds: float, since_first_token: float
     ) -> None:
         """Record the end of a request."""
+
+    def on_batch_token(self, prompt_tokens: int, generated: int) -> None:
+        """Record a generated token of a batch, for which nobody waits; `generated`: see `on_token`."""
+
+    def on_batch_finish(self, reason: str) -> None:
+        """Record the end of a request of a batch."""
 
     def on_grammar(self, result: str) -> None:
         """Record a request with a grammar that was "compiled", "cached" (compiled before) or "refused"."""

@@ -56,6 +56,14 @@ class Metrics:
         )
         for reason in FINISH_REASONS:
             self._finished.labels(model_name, reason)
+        self._batch_finished = Counter(
+            "orca:batch_request_success",
+            "Finished requests of batches, by finish reason; the times and lengths of other metrics do not have them",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        for reason in FINISH_REASONS:
+            self._batch_finished.labels(model_name, reason)
         self._first_token = self._histogram("time_to_first_token_seconds", "Time to first token", LATENCIES)
         self._inter_token = self._histogram("inter_token_latency_seconds", "Time between consecutive tokens", LATENCIES)
         self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to last token", LATENCIES)
@@ -117,6 +125,11 @@ class Metrics:
         )
         self._gauge("journal_bytes", "With --journal: bytes of its files", lambda: status().num_bytes)
 
+    def watch_batches(self, num_unfinished: Callable[[], int], num_bytes: Callable[[], int]) -> None:
+        """Add the gauges of /v1/batches and /v1/files."""
+        self._gauge("batches_unfinished", "With --batch-directory: batches without a final status", num_unfinished)
+        self._gauge("batch_file_bytes", "With --batch-directory: bytes of all files", num_bytes)
+
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         text = generate_latest(self.registry).decode()
@@ -147,6 +160,16 @@ class Metrics:
         self._request_output.observe(generated)
         if generated > 1:
             self._per_token.observe(since_first_token / (generated - 1))
+
+    def on_batch_token(self, prompt_tokens: int, generated: int) -> None:
+        """See RequestMetrics."""
+        if generated == 1:
+            self._prompt_tokens.inc(prompt_tokens)
+        self._generation_tokens.inc()
+
+    def on_batch_finish(self, reason: str) -> None:
+        """See RequestMetrics."""
+        self._batch_finished.labels(self._model_name, reason).inc()
 
     def on_grammar(self, result: str) -> None:
         """See RequestMetrics."""

@@ -1,0 +1,94 @@
+"""Files of answers: cut off at any byte, continued, and full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from orca_master.batches.answer_files import AnswerFiles
+
+BATCH = f"batch_{7:032x}"
+
+
+def opened(folder: Path) -> AnswerFiles:
+    return AnswerFiles(BATCH, folder / "out", folder / "err", lambda _: None)
+
+
+def fill(folder: Path) -> list[bytes]:
+    """Write two answers and two errors; return the lines of both files."""
+    answers = opened(folder)
+    answers.add_response(0, "a", 200, "r0", b'{"x": "\xc3\xa9"}')
+    answers.add_response(2, 'b"\n', 200, "r1", b'{\n"x": 1}')
+    answers.add_response(1, "c", 400, "r2", b'{"error": {}}')
+    answers.add_error(3, None, "invalid_line", "no")
+    answers.sync()
+    answers.close()
+    return [(folder / name).read_bytes() for name in ("out", "err")]
+
+
+def test_lines_have_the_form_of_the_batch_api(tmp_path):
+    output, errors = ([json.loads(line) for line in data.splitlines()] for data in fill(tmp_path))
+    prefix = f"batch_req_{7:032x}"
+    assert output == [
+        {"id": f"{prefix}_0", "custom_id": "a", "error": None,
+         "response": {"status_code": 200, "request_id": "r0", "body": {"x": "é"}}},
+        {"id": f"{prefix}_2", "custom_id": 'b"\n', "error": None,
+         "response": {"status_code": 200, "request_id": "r1", "body": {"x": 1}}},
+    ]  # fmt: skip
+    assert errors == [
+        {"id": f"{prefix}_1", "custom_id": "c", "error": None,
+         "response": {"status_code": 400, "request_id": "r2", "body": {"error": {}}}},
+        {"id": f"{prefix}_3", "custom_id": None, "response": None, "error": {"code": "invalid_line", "message": "no"}},
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_cut_off_anywhere_keeps_its_whole_lines(tmp_path):
+    whole = fill(tmp_path)[0]
+    for length in range(len(whole) + 1):
+        (tmp_path / "out").write_bytes(whole[:length])
+        answers = opened(tmp_path)
+        complete = whole[:length].count(b"\n")
+        assert answers.output.numbers == [0, 2][:complete]
+        assert answers.answered == {1, 3, *answers.output.numbers}
+        assert answers.output.num_dropped == length - answers.output.num_bytes
+        for number, custom_id, body in ((0, "a", b'{"x": "\xc3\xa9"}'), (2, 'b"\n', b'{"x": 1}')):
+            if number not in answers.answered:
+                answers.add_response(number, custom_id, 200, f"r{number // 2}", body)
+        answers.close()
+        assert (tmp_path / "out").read_bytes() == whole
+
+
+def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
+    whole = fill(tmp_path)[0]
+    (tmp_path / "out").write_bytes(whole + b"\0" * 50 + b"\n")
+    answers = opened(tmp_path)
+    answers.close()
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+@pytest.mark.parametrize("written", [0, 5])
+def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypatch, written):
+    answers = opened(tmp_path)
+    answers.add_error(0, "a", "x", "y")
+    before = (tmp_path / "err").read_bytes()
+    write = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if len(data) > 20:
+            return write(descriptor, data[:written]) if written and len(data) > 60 else _fail()
+        return write(descriptor, data)
+
+    def _fail() -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        answers.add_error(1, "b" * 10, "x" * 20, "y")
+    monkeypatch.undo()
+    assert (tmp_path / "err").read_bytes() == before
+    assert answers.answered == {0}
+    answers.add_error(1, "b", "x", "y")
+    answers.close()
+    assert (tmp_path / "err").read_bytes().count(b"\n") == 2
