@@ -35,7 +35,7 @@ def test_every_option_has_its_field(tmp_path):
     assert relative.folder == Path("x").absolute()
 
 
-@pytest.mark.parametrize("option", ["--batch-concurrency=0", "--batch-concurrency=1025", "--max-batch-files=-1"])
+@pytest.mark.parametrize("option", ["--batch-concurrency=0", "--batch-concurrency=129", "--max-batch-files=-1"])
 def test_numbers_have_bounds(option):
     with pytest.raises(argparse.ArgumentError, match="not a whole number from 1"):
         parsed(option)

@@ -410,6 +410,29 @@ def test_a_cancelled_batch_keeps_its_answers(server):
     play(made, scene)
 
 
+def test_the_batches_of_several_keys_take_turns_and_those_of_one_key_follow_each_other(server):
+    """One line at a time. The key `two` has a line, which does not wait for all lines of the key `one`."""
+    made = server(GatedEngine, concurrency=1)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        other = made.client("two")
+        text = "".join(line(f"{number}") for number in range(40))
+        first = await created(client, await upload(client, text))
+        second = await created(client, await upload(client, line("x")))
+        third = await created(other, await upload(other, line("y")))
+        while (await other.batches.retrieve(third.id)).status == "validating":
+            await asyncio.sleep(0.01)
+        assert (await client.batches.retrieve(second.id)).status == "validating"
+        made.scripted.engine.gate.set()
+        assert (await ended(other, third.id)).status == "completed"
+        salts = [submission.cache_salt for submission in made.scripted.engine.submissions]
+        assert (await ended(client, second.id)).status == "completed"
+        assert (await client.batches.retrieve(first.id)).request_counts.completed == 40
+        assert len(salts) < 40
+
+    play(made, scene)
+
+
 def test_a_restarted_server_continues_and_answers_no_line_twice(server):
     """The first server has answered some lines, and one whose answer was cut off; the last ones were being answered."""
     texts = [f"{number}" for number in range(6)]

@@ -7,11 +7,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 
+from orca_master.batches.batch_run import FILES_PER_BATCH, Call
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.file_store import FileStore
 from orca_master.batches.records import BatchRecord, FileRecord
-from orca_master.batches.runner import FILES_PER_BATCH, BatchRunner, Call
+from orca_master.batches.runner import BatchRunner
 from orca_master.errors import ConfigurationError
 from orca_master.journal.folder_lock import lock_folder
 

@@ -10,7 +10,8 @@ from orca_master.batches.config import BatchConfig
 from orca_master.commands.argument_types import MAX_SLOTS, positive, stall_seconds
 from orca_master.errors import ConfigurationError
 
-MOST_CONCURRENCY = 1024
+MOST_CONCURRENCY = 128
+"""Less than may wait for the chat template, a tokenizer's thread or a grammar (MAX_WAITING of each)."""
 DEFAULTS = BatchConfig(Path())
 
 

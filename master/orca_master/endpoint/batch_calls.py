@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import Message, Scope
 
-from orca_master.batches.runner import LineAnswer
+from orca_master.batches.batch_run import LineAnswer
 from orca_master.endpoint.application import create_generating_app
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import OWNER
@@ -57,9 +57,8 @@ class BatchCalls:
     def __init__(self, endpoint: Endpoint) -> None:
         config = replace(endpoint.config, request_timeout=None)
         engine = BatchEngine(endpoint.engine)
-        inner = Endpoint(
-            config, engine, endpoint.codec, endpoint.template, bodies=endpoint.bodies, store=endpoint.responses
-        )
+        # Large bodies of batches are checked in another process: they keep those of others waiting for nothing.
+        inner = Endpoint(config, engine, endpoint.codec, endpoint.template, store=endpoint.responses)
         self._app = create_generating_app(inner)
 
     async def call(self, owner: str, path: str, body: bytes) -> LineAnswer:

@@ -1,4 +1,4 @@
-"""The routes of /v1/batches, of the same API key. The runner answers the lines (batches/runner.py)."""
+"""The routes of /v1/batches, of the same API key. The runner answers the lines (batches/batch_run.py)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from orca_master.endpoint.listing import page_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.errors import QueueFullError, RequestError
 
-MOST_UPLOADS = 8
+MOST_UPLOADS = 32
 """At a time."""
 MOST_LISTED = 10_000
 MOST_FILENAME = 255

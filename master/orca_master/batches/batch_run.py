@@ -1,0 +1,197 @@
+"""`BatchRun`: answers the lines of one batch to its end.
+
+A line is sent like a request of its owner. Its answer is appended to the batch's files before the next line is sent in
+its place, so a line that had none when the process ended is sent again, and one that had an answer is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from orca_master.batches.answer_files import AnswerFiles
+from orca_master.batches.batch_store import BatchStore
+from orca_master.batches.config import BatchConfig
+from orca_master.batches.file_store import FileStore
+from orca_master.batches.input_lines import BatchLine, InputLines, InvalidLine
+from orca_master.batches.records import BatchRecord, FileRecord, Status
+from orca_master.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+TEMPORARY = frozenset({429, 503})
+"""Status codes after which a line is sent again: no answer to the request, but the state of the server."""
+FIRST_WAIT_SECONDS = 0.5
+MOST_WAIT_SECONDS = 15.0
+SYNC_SECONDS = 1.0
+"""Answers of so much time may be lost, and are then generated again, if the machine loses its power."""
+FILES_PER_BATCH = 2
+"""Of answers and of errors."""
+
+
+class LineAnswer(NamedTuple):
+    """The response to a line: HTTP status, id and body, which is JSON."""
+
+    status: int
+    request_id: str
+    body: bytes
+
+
+Call = Callable[[str, str, bytes], Awaitable[LineAnswer]]
+"""Sends a request: owner, route and body."""
+
+
+class BatchRun:
+    """Answers `batch`; `call` sends the request of a line.
+
+    `cancelled`: set to end the batch with its answers so far.
+    """
+
+    def __init__(
+        self, batch: BatchRecord, files: FileStore, batches: BatchStore, config: BatchConfig, call: Call
+    ) -> None:
+        self._batch, self._files, self._batches, self._config, self._call = batch, files, batches, config, call
+        self.owner = batch.owner
+        self.cancelled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Answer the batch to its end, whatever that is; an unexpected error fails the batch.
+
+        Cancellation abandons the lines that are being answered. Raises OSError if the end cannot be stored.
+        """
+        batch = self._batch
+        try:
+            await self._answer_lines(batch)
+        except (RequestError, OSError) as error:
+            logger.warning("batch %s failed: %s", batch.id, error)
+            batch.failure = str(error) if isinstance(error, RequestError) else f"the server's disk: {error.strerror}"
+            await self._end(batch, "failed")
+        except Exception as error:
+            logger.exception("batch %s failed", batch.id)
+            batch.failure = f"internal error: {type(error).__name__}"
+            await self._end(batch, "failed")
+
+    async def _answer_lines(self, batch: BatchRecord) -> None:
+        """Send all lines without an answer, until the batch expires or is cancelled, and end the batch."""
+        if self._files.get(batch.owner, batch.input_file_id) is None:
+            raise RequestError("input_file_id: the file no longer exists")
+        if batch.status == "validating":
+            batch.enter("in_progress")
+            await self._batches.write(batch)
+        paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
+        answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, self._files.take)
+        try:
+            self._files.free(answers.output.num_dropped + answers.errors.num_dropped)
+            _count(batch, answers)
+            with self._lines_of(batch) as lines:
+                ending = await self._send_lines(batch, lines, answers)
+            await asyncio.to_thread(answers.sync)
+        finally:
+            answers.close()
+        await self._end(batch, ending)
+
+    async def _send_lines(self, batch: BatchRecord, lines: InputLines, answers: AnswerFiles) -> Status:
+        """Answer the lines; return the status with which the batch ends."""
+        if batch.status == "cancelling":
+            return "cancelled"
+        work = asyncio.create_task(self._send_all(batch, lines, answers))
+        cancelled = asyncio.create_task(self.cancelled.wait())
+        left = batch.expires_at - time.time()
+        try:
+            await asyncio.wait({work, cancelled}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                return "completed"
+        finally:
+            work.cancel()
+            cancelled.cancel()
+            await asyncio.gather(work, cancelled, return_exceptions=True)
+        if self.cancelled.is_set():
+            return "cancelled"
+        await self._expire(batch, answers)
+        return "expired"
+
+    async def _send_all(self, batch: BatchRecord, lines: InputLines, answers: AnswerFiles) -> None:
+        async def sender() -> None:
+            while (line := await lines.next()) is not None:  # all senders share the lines
+                if line.number not in answers.answered:
+                    await self._send(batch, line, answers)
+                    _count(batch, answers)
+
+        async def sync() -> None:
+            while True:
+                await asyncio.sleep(SYNC_SECONDS)
+                await asyncio.to_thread(answers.sync)
+
+        syncing = asyncio.create_task(sync())
+        senders = [asyncio.create_task(sender()) for _ in range(self._config.concurrency)]
+        try:
+            await asyncio.gather(*senders)
+        finally:
+            for task in (syncing, *senders):
+                task.cancel()
+            await asyncio.gather(syncing, *senders, return_exceptions=True)
+
+    async def _send(self, batch: BatchRecord, line: BatchLine | InvalidLine, answers: AnswerFiles) -> None:
+        if isinstance(line, InvalidLine):
+            answers.add_error(line.number, line.custom_id, "invalid_line", line.message)
+            return
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            answer = await self._call(batch.owner, batch.endpoint, line.body)
+            if answer.status not in TEMPORARY:
+                answers.add_response(line.number, line.custom_id, *answer)
+                return
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, MOST_WAIT_SECONDS)
+
+    async def _expire(self, batch: BatchRecord, answers: AnswerFiles) -> None:
+        """Write an error for each line without an answer."""
+        with self._lines_of(batch) as lines:
+            while (line := await lines.next()) is not None:
+                if line.number not in answers.answered:
+                    answers.add_error(
+                        line.number, line.custom_id, "batch_expired", "the batch was not finished within 24 hours"
+                    )
+        _count(batch, answers)
+
+    def _lines_of(self, batch: BatchRecord) -> InputLines:
+        return InputLines(self._files.path(batch.input_file_id), batch.endpoint, self._config.max_line_bytes)
+
+    async def _end(self, batch: BatchRecord, ending: Status) -> None:
+        """Show the files of the answers to the owner, and give the batch its final status."""
+        if ending == "completed":
+            batch.enter("finalizing")
+            await self._batches.write(batch)
+        batch.has_output = await self._show(batch, batch.output_id, "output", batch.completed)
+        batch.has_errors = await self._show(batch, batch.error_id, "error", batch.failed)
+        before = batch.status
+        batch.enter(ending)
+        self._files.num_promised -= FILES_PER_BATCH
+        logger.info("batch %s: %s, %d of %d lines answered", batch.id, ending, batch.completed, batch.total)
+        try:
+            await self._batches.write(batch)
+        except OSError:
+            batch.status = before
+            self._files.num_promised += FILES_PER_BATCH
+            raise
+
+    async def _show(self, batch: BatchRecord, file_id: str, kind: str, num_lines: int) -> bool:
+        """Make a file of answers one of the owner's; remove it and return False if it is empty."""
+        path = self._files.path(file_id)
+        num_bytes = path.stat().st_size if path.exists() else 0
+        if not num_bytes:
+            self._files.discard(file_id, 0)
+            return False
+        name = f"{batch.id}_{kind}.jsonl"
+        record = FileRecord(file_id, batch.owner, name, "batch_output", num_bytes, num_lines, int(time.time()))
+        await asyncio.to_thread(self._files.write_record, record)
+        self._files.add(record)
+        return True
+
+
+def _count(batch: BatchRecord, answers: AnswerFiles) -> None:
+    batch.completed, batch.failed = len(answers.output.numbers), len(answers.errors.numbers)
