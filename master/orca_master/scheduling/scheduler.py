@@ -247,10 +247,10 @@ class Scheduler:
                 request.append(tokens[index])
                 progressed.append((index, request))
                 if request.finish_reason is not None:
-                    self._end(request, request.finish_reason)
+                    self.cancel(request, request.finish_reason)
                     break
             if request.pooling is not None and not request.num_uncomputed:
-                self._end(request, FinishReason.STOP)
+                self.cancel(request, FinishReason.STOP)
         return progressed
 
     # -- at any moment -------------------------------------------------------------------------------
@@ -290,10 +290,6 @@ class Scheduler:
             self._suspects.append(request)
 
     # -- inside --------------------------------------------------------------------------------------
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        self._release(request)
-        request.finish(reason)
 
     def _release(self, request: Request) -> None:
         state = self._pipelines[self._pipeline_of.pop(request.request_id)]
