@@ -99,7 +99,7 @@ class RaggedBatch:
     slots: torch.Tensor
     """[S] int64 slot of each token in the pools: block id x 16 + index in the block."""
     block_table: torch.Tensor
-    """[R, blocks of the longest request] int64 block ids, ordered by position."""
+    """[R, blocks of the longest request] int32 block ids, ordered by position."""
 
 
 class LinearMap(Protocol):

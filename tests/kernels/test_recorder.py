@@ -122,7 +122,7 @@ def test_what_reads_lengths_on_the_host_is_refused(kernels, dtype):
     attend = kernels.attention(AttentionForm(8, 1.0), dtype)
     pools = Pools.zeros(2, 2, 8, dtype, torch.device("cpu"))
     zeros = torch.zeros(1, dtype=torch.int64)
-    batch = RaggedBatch(torch.arange(2), zeros, zeros, zeros, zeros.unsqueeze(1))
+    batch = RaggedBatch(torch.arange(2), zeros, zeros, zeros, zeros.int().unsqueeze(1))
     heads = torch.randn(1, 2, 8).to(dtype)
     with pytest.raises(RuntimeError, match="lengths on the host"):
         kernels.calls(lambda: attend(heads, pools, batch))

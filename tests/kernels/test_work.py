@@ -37,7 +37,7 @@ def batch_of(requests: list[tuple[int, int]]) -> RaggedBatch:
     width = -(-int((contexts + counts).max()) // BLOCK_SIZE)
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     none = torch.zeros(0, dtype=torch.int64)
-    return RaggedBatch(starts, contexts, none, none, torch.zeros((len(requests), width), dtype=torch.int64))
+    return RaggedBatch(starts, contexts, none, none, torch.zeros((len(requests), width), dtype=torch.int32))
 
 
 def entries(work: WorkList) -> tuple[list[list[int]], list[list[int]]]:

@@ -26,5 +26,5 @@ def ragged(contexts: Sequence[int], counts: Sequence[int], num_blocks: int, gene
         torch.tensor(contexts),
         torch.tensor(positions),
         torch.tensor(slots),
-        torch.tensor([table + [0] * (longest - len(table)) for table in tables]),
+        torch.tensor([table + [0] * (longest - len(table)) for table in tables], dtype=torch.int32),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from orca_worker.memory import REQUEST, FreeMemory, blocks_that_fit, free_memory
+from orca_worker.memory import MOST_BLOCKS, REQUEST, FreeMemory, blocks_that_fit, free_memory
 
 MEBIBYTE = 1 << 20
 CPU = torch.device("cpu")
@@ -109,3 +109,11 @@ def test_never_more_than_there_is(tmp_path, limit, request_mib):
     free = free_memory(CPU, container(tmp_path, limit, 300), environment)
     blocks, _ = blocks_that_fit(free, 1, 0.9, 0, MEBIBYTE, longest=10_000)
     assert blocks == (0 if limit else int(HOST * 0.9))
+
+
+def test_ids_of_blocks_fit_into_32_bits():
+    """Of a tiny model a large host holds more blocks; the last block of the pools is for padding rows."""
+    terabyte = 1 << 40
+    blocks, formula = blocks_that_fit(FreeMemory(terabyte, "of the host", terabyte), 1, 1.0, 0, 128, longest=64)
+    assert blocks == MOST_BLOCKS == torch.iinfo(torch.int32).max
+    assert formula.endswith(f"= {MOST_BLOCKS} blocks")

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def with_blocks_on_device(table: RowTable) -> RowTable:
     """Let a table keep the blocks in tensors, as on a GPU."""
-    table._blocks = torch.zeros(table._rows["blocks"].shape, dtype=torch.int64)
+    table._blocks = torch.zeros(table._rows["blocks"].shape, dtype=torch.int32)
     return table
 
 
@@ -68,6 +68,7 @@ def test_slots_and_positions_follow_the_grants(iterations):
             assert batch.last.ragged.slots is batch.ragged.slots, "every token's keys and values are stored"
         assert batch.sampling.position.tolist() == [length_of[iteration.row[index]] for index in sampling]
         for table_of_blocks in (batch.ragged.block_table, on_gpu.batch(iteration).ragged.block_table):
+            assert table_of_blocks.dtype == torch.int32
             assert table_of_blocks.shape == batch.ragged.block_table.shape
             for index, row in enumerate(iteration.row):
                 held = blocks_of[row]
@@ -106,4 +107,4 @@ def test_only_new_blocks_are_copied_to_a_gpu(monkeypatch):
         admission=[pb.Admission(row=row) for row in range(128)],
     )  # fmt: skip
     assert table.batch(increment).ragged.block_table.shape == (128, 2001)
-    assert copied == [8 * (5 * 128 + 3)]
+    assert copied == [8 * (5 * 128 + 2) + 4]

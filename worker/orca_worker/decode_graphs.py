@@ -128,7 +128,7 @@ class DecodeGraphs:
             context_length=positions,  # a decode token's position is the number of tokens before
             positions=positions,
             slots=slots,
-            block_table=torch.zeros((size, self._padding.table_width), dtype=torch.int64, device=self._device),
+            block_table=torch.zeros((size, self._padding.table_width), dtype=torch.int32, device=self._device),
         )
         self._pad(ragged, 0)
         place = None if hidden is None else hidden.new_zeros((size, hidden.shape[1]))

@@ -19,6 +19,8 @@ from orca_worker.cgroup import ROOT, host_memory, memory_left, memory_limit, mem
 logger = logging.getLogger(__name__)
 
 MEBIBYTE = 1 << 20
+MOST_BLOCKS = (1 << 31) - 1
+"""Block ids are int32 (`RaggedBatch.block_table`), and the last block of the pools is for padding rows."""
 REQUEST = "ORCA_MEMORY_REQUEST"
 """Environment variable: the container's memory request in bytes; 0, empty or absent without a request."""
 REQUEST_FIELD = "spec.worker.resources.requests.memory"
@@ -72,7 +74,7 @@ def blocks_that_fit(
     """
 
     def fit(num_bytes: int, sharers: int = sharers) -> int:
-        return max(0, int((num_bytes * utilization / sharers - buffers) // block_bytes))
+        return min(max(0, int((num_bytes * utilization / sharers - buffers) // block_bytes)), MOST_BLOCKS)
 
     blocks = fit(free.num_bytes)
     formula = (

@@ -75,17 +75,11 @@ class RowTable:
     def __init__(self, max_model_len: int, device: torch.device) -> None:
         self._device = device
         width = -(-max_model_len // BLOCK_SIZE)
-        layout = np.dtype(
-            [
-                ("blocks", np.int64, (width,)),
-                ("num_blocks", np.int64),
-                ("sampling", SAMPLING_ROW),
-                ("adapter", np.int64),
-            ]
-        )
+        numbers = [("num_blocks", np.int64), ("sampling", SAMPLING_ROW), ("adapter", np.int64)]
+        layout = np.dtype([("blocks", np.int32, (width,)), *numbers], align=True)
         self._rows = np.zeros(INITIAL_ROWS, layout)
         self._blocks = torch.zeros(
-            (0 if device.type == "cpu" else INITIAL_ROWS, width), dtype=torch.int64, device=device
+            (0 if device.type == "cpu" else INITIAL_ROWS, width), dtype=torch.int32, device=device
         )
         """Each row's blocks on a GPU; empty on the CPU."""
         self._sampled = torch.zeros(INITIAL_ROWS, dtype=torch.int64, device=device)
@@ -110,7 +104,7 @@ class RowTable:
         start = end - num_tokens
         request = np.repeat(np.arange(len(row)), num_tokens)
         position = np.arange(end[-1]) - start[request] + context[request]
-        block = self._rows["blocks"][row[request], position // BLOCK_SIZE]
+        block = self._rows["blocks"][row[request], position // BLOCK_SIZE].astype(np.int64)
         longest = int(-(-(context + num_tokens).max() // BLOCK_SIZE))
         samples = np.fromiter(iteration.sample, np.bool_)
         known = np.fromiter(iteration.token, np.int64)
@@ -177,7 +171,7 @@ class RowTable:
 
     def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Add an iteration's new blocks to the table; return the row, the place in the row, and the id of each."""
-        blocks, counts = np.fromiter(iteration.new_block, np.int64), np.fromiter(iteration.num_new_blocks, np.int64)
+        blocks, counts = np.fromiter(iteration.new_block, np.int32), np.fromiter(iteration.num_new_blocks, np.int64)
         rows = np.repeat(row, counts)
         if len(rows) == 0:
             return rows, rows, blocks

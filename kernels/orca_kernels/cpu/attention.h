@@ -45,7 +45,8 @@ struct AttentionCall {
   const T *query;                            // [S] rows of query_stride
   const E *key_pool, *value_pool;            // see rows.h, store_kv and store_kv_int8
   const float *key_scales, *value_scales;    // null unless E is int8_t
-  const int64_t *query_start, *context_length, *block_table;
+  const int64_t *query_start, *context_length;
+  const int32_t *block_table;
   T *output;  // [S, N, D]
 };
 
@@ -310,7 +311,7 @@ class AttentionItem {
   const Item item_;
   Scratch &scratch_;
   const int64_t heads_, start_, context_;
-  const int64_t *table_;
+  const int32_t *table_;
   const int64_t num_rows_, dim_, steps_;
 };
 

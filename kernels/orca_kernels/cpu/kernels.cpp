@@ -54,7 +54,7 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
   ORCA_EXPORT void orca_attention_int8_##name(                                                                        \
       const T *query, const int8_t *key_pool, const int8_t *value_pool, const float *key_scales,                      \
       const float *value_scales, const int64_t *query_start, const int64_t *context_length,                           \
-      const int64_t *block_table, T *output, int64_t num_requests, int64_t num_heads, int64_t num_kv_heads,           \
+      const int32_t *block_table, T *output, int64_t num_requests, int64_t num_heads, int64_t num_kv_heads,           \
       int64_t head_dim, int64_t table_width, int64_t query_stride, int64_t window, float scale) {                     \
     orca::attention<T, int8_t>(                                                                                       \
         {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
@@ -71,7 +71,7 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
 #define ORCA_DEFINE_ATTENTION(name, T, Work)                                                                          \
   ORCA_EXPORT void orca_attention_##name(const T *query, const T *key_pool, const T *value_pool,                      \
                                          const int64_t *query_start, const int64_t *context_length,                  \
-                                         const int64_t *block_table, T *output, int64_t num_requests,                 \
+                                         const int32_t *block_table, T *output, int64_t num_requests,                 \
                                          int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,                   \
                                          int64_t table_width, int64_t query_stride, int64_t window, float scale) {    \
     orca::attention<T, T, orca::Work>(                                                                                \

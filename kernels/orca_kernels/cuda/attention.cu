@@ -14,18 +14,18 @@ constexpr int kThreads = kWarps * kWarp;
 
 // Copies a head's blocks of `slots` slots, listed in `blocks`, to shared memory, when all threads have read the old
 // contents.
-__device__ inline void hold(float *held, const float *pool, const Index *blocks, int slots, int num_kv_heads,
+__device__ inline void hold(float *held, const float *pool, const int *blocks, int slots, int num_kv_heads,
                             int kv_head) {
   constexpr int kSize = kBlock * kDim;
   __syncthreads();
   for (int i = threadIdx.x; i < (slots + kBlock - 1) / kBlock * kSize; i += kThreads) {
-    held[i] = pool[(blocks[i / kSize] * num_kv_heads + kv_head) * kSize + i % kSize];
+    held[i] = pool[(static_cast<Index>(blocks[i / kSize]) * num_kv_heads + kv_head) * kSize + i % kSize];
   }
   __syncthreads();
 }
 
 extern "C" __global__ void orca_attention(const float *query, const float *key_pool, const float *value_pool,
-                                          const Index *starts, const Index *contexts, const Index *block_table,
+                                          const Index *starts, const Index *contexts, const int *block_table,
                                           const Work *works, const Counts *counts, float *output, float *parts,
                                           int heads, int num_kv_heads, int table_width, int query_stride,
                                           int window, float scale) {  // the scale is for powers of two
@@ -40,7 +40,7 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
     const int context = static_cast<int>(contexts[work.request]);
     const int left = static_cast<int>(starts[work.request + 1] - start) * heads - first;
     const int num_rows = left < kRows ? left : kRows;
-    const Index *table = block_table + static_cast<Index>(work.request) * table_width;
+    const int *table = block_table + static_cast<Index>(work.request) * table_width;
     __syncthreads();  // the queries of the entry before have been read
     for (int i = threadIdx.x; i < num_rows * kDim; i += kThreads) {
       const int row = first + i / kDim, head = kv_head * heads + row % heads;

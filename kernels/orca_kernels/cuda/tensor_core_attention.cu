@@ -23,12 +23,12 @@ static_assert(kStages >= 3, "one stage is multiplied while two are copied");
 
 // The blocks of a context that a warp copies, each `stride` slots after the one before.
 struct Blocks {
-  const Index *table;
+  const int *table;
   int slot, end;
   int block_words;         // of a block of the pools: all heads
   int next = 0, block = 0;  // ids of the next block, read early to hide its latency, and of the current one; -1: none
 
-  __device__ inline void look_up() { next = slot < end ? static_cast<int>(table[slot / kBlock]) : -1; }
+  __device__ inline void look_up() { next = slot < end ? table[slot / kBlock] : -1; }
   __device__ inline void advance(int stride) {
     block = next;
     slot += stride;
@@ -171,7 +171,7 @@ __device__ inline RowRange range_of(const Work &work, const Index *starts, int h
 // Computes an entry for one key/value head. The result of a tile with at most 16 rows is in the first warp.
 __device__ __forceinline__ void compute(Rows &rows, Words *ring, const Work &work, const RowRange &range,
                                         const Element *query, const Words *keys, const Words *values, int context,
-                                        const Index *table, int block_words, int heads, int query_stride, int window,
+                                        const int *table, int block_words, int heads, int query_stride, int window,
                                         float scale) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
   rows = {{}, {-1, -1}, -1, {}, {kLowest, kLowest}, {}};
@@ -238,7 +238,7 @@ __device__ __forceinline__ void write(const Rows &rows, const Work &work, const 
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident)
     orca_attention(const Element *query, const Words *key_pool, const Words *value_pool, const Index *starts,
-                   const Index *contexts, const Index *block_table, const Work *works, const Counts *counts,
+                   const Index *contexts, const int *block_table, const Work *works, const Counts *counts,
                    Element *output, float *parts, int heads, int num_kv_heads, int table_width, int query_stride,
                    int window, float scale) {  // the scale is for powers of two
   __shared__ Words ring[kStages * kStageWords];
