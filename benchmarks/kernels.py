@@ -41,8 +41,10 @@ from orca_kernels.interface import (
     Int8Pools,
     Kernels,
     LinearMap,
+    Norm,
     Pools,
     RaggedBatch,
+    Rotation,
 )
 from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
@@ -206,6 +208,8 @@ def rows(dtype: torch.dtype, device: torch.device) -> None:
         form, pools = AttentionForm(head_dim, 0.1), Pools.zeros(count // BLOCK_SIZE + 1, heads, head_dim, dtype, device)
         attentions = {kernels: kernels.attention(form, dtype) for kernels in (fused, plain)}
         slots = torch.arange(count, device=device)
+        norm, residual = Norm("rms_norm", (weight, 1e-6)), x.clone()
+        rotated = ([torch.cat((query, query), dim=1)], query, Rotation(angle, angle))
         operations: dict[str, tuple[estimates.Estimate, Callable[[Kernels], object]]] = {
             "layer norm": (
                 estimates.norm(count, hidden, width, 2),
@@ -215,6 +219,10 @@ def rows(dtype: torch.dtype, device: torch.device) -> None:
                 estimates.norm(count, hidden, width),
                 lambda kernels: kernels.rms_norm(x, weight, 1e-6),  # noqa: B023
             ),
+            "residual and its root mean square norm": (
+                estimates.added_norm(count, hidden, width),
+                lambda kernels: kernels.add_and_norm(residual, x, None, norm),  # noqa: B023
+            ),
             "gated activation": (
                 estimates.gated_activation(count, inner, width),
                 lambda kernels: kernels.silu_and_multiply(gate_up),  # noqa: B023
@@ -222,6 +230,10 @@ def rows(dtype: torch.dtype, device: torch.device) -> None:
             "rotation": (
                 estimates.rotation(count, heads, head_dim, width),
                 lambda kernels: kernels.rotate(query, angle, angle),  # noqa: B023
+            ),
+            "rotation and store": (
+                estimates.rotation_and_store(count, heads, heads, head_dim, width),
+                lambda kernels: kernels.rotate_and_store(*rotated, attentions[kernels], pools, slots),  # noqa: B023
             ),
             "store of keys and values": (
                 estimates.store(count, heads, head_dim, width),

@@ -113,8 +113,9 @@ def launches() -> Iterator[tuple[Kernel, int]]:
         yield Kernel("attention.cu", "orca_attention", torch.float32, dim), ATTENTION_THREADS
     yield Kernel("merge.cu", "orca_merge", torch.bfloat16, 128), MERGE_THREADS
     yield PLAN, PLAN_THREADS
-    yield Kernel(TENSOR_CORES, "orca_store", torch.bfloat16, 128), ROW_THREADS
-    for name in ("layer_norm", "rms_norm", "silu_and_multiply", "rotate"):
+    for name in ("store", "rotate_and_store"):
+        yield Kernel(TENSOR_CORES, f"orca_{name}", torch.bfloat16, 128), ROW_THREADS
+    for name in ("layer_norm", "rms_norm", "rms_norm_plus_one", "silu_and_multiply", "rotate"):
         yield Kernel("rows.cu", f"orca_{name}", torch.bfloat16), ROW_THREADS
 
 

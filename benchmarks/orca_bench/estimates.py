@@ -93,6 +93,11 @@ def norm(rows: int, size: int, width: float, weights: int = 1) -> Estimate:
     return Estimate((2 * rows + weights) * size * width)
 
 
+def added_norm(rows: int, size: int, width: float, weights: int = 1) -> Estimate:
+    """Estimate a residual to which an addend is added, and the norm of the sum; `weights` as in `norm`."""
+    return Estimate((4 * rows + weights) * size * width)
+
+
 def gated_activation(rows: int, size: int, width: float) -> Estimate:
     """Estimate a gated activation, of gates and ups [rows, 2 size] to [rows, size]."""
     return Estimate(3 * rows * size * width)
@@ -101,6 +106,14 @@ def gated_activation(rows: int, size: int, width: float) -> Estimate:
 def rotation(rows: int, heads: int, head_dim: int, width: float) -> Estimate:
     """Estimate a rotary embedding in place, with cosines and sines in float32."""
     return Estimate(2 * rows * head_dim * (heads * width + FLOAT))
+
+
+def rotation_and_store(rows: int, heads: int, kv_heads: int, head_dim: int, width: float) -> Estimate:
+    """Estimate the rotary embedding of queries in place and of keys, and their and the values' store in the pools.
+
+    The rotated keys are not written back to the activations, nor read again.
+    """
+    return rotation(rows, heads, head_dim, width) + store(rows, kv_heads, head_dim, width)
 
 
 def parameters(config: Model) -> tuple[int, int]:

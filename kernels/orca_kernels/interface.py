@@ -12,8 +12,9 @@ last two dimensions are dense.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
@@ -105,6 +106,10 @@ class RaggedBatch:
 class LinearMap(Protocol):
     """y = x W^T + b for x [S, inputs], optionally fused with an activation or a residual."""
 
+    @property
+    def fuses_add(self) -> bool:
+        """True if `add` adds the residual within the product; otherwise `Kernels.add_and_norm` may save a pass."""
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [S, outputs]."""
 
@@ -113,6 +118,24 @@ class LinearMap(Protocol):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return residual + y; residual may be overwritten."""
+
+
+class Norm(NamedTuple):
+    """A norm over the last dimension H."""
+
+    operation: Literal["layer_norm", "rms_norm", "rms_norm_plus_one"]
+    """Method of `Kernels`."""
+    arguments: tuple[Any, ...]
+    """Its arguments after x."""
+
+
+class Rotation(NamedTuple):
+    """Rotary embedding of each token."""
+
+    cosine: torch.Tensor
+    """[S, D] float32."""
+    sine: torch.Tensor
+    """[S, D] float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +193,10 @@ class AttentionBackendError(Exception):
 
 
 class Kernels(Protocol):
-    """One implementation of every operation."""
+    """One implementation of every operation.
+
+    `add_and_norm` and `rotate_and_store` are compositions of other operations, which a backend may fuse.
+    """
 
     name: str
     """For people, as "C++ x86-64-v3"."""
@@ -213,3 +239,22 @@ class Kernels(Protocol):
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """Prepare the attention of a layer for queries, keys and values of `dtype`."""
+
+    def add_and_norm(
+        self, residual: torch.Tensor, addend: torch.Tensor, bias: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return residual [S, H] + (addend [S, H] + bias [H]), and its norm; residual may be overwritten."""
+
+    def rotate_and_store(
+        self,
+        turned: Sequence[torch.Tensor],
+        value: torch.Tensor,
+        rotation: Rotation,
+        attention: Attention,
+        pools: AnyPools,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotate queries and keys, store keys and values by `attention`, and return the queries [S, N, D].
+
+        `turned`: the queries and then the keys, together [S, N + G, D], as one tensor or as two; may be overwritten.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,9 @@ from orca_kernels.interface import (
     AttentionForm,
     Int8Pools,
     LinearMap,
+    Norm,
     RaggedBatch,
+    Rotation,
     block_pools,
 )
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
@@ -23,6 +26,8 @@ from orca_kernels.quantization import W8A8, QuantizedWeight
 
 class ReferenceLinear:
     """Implements `orca_kernels.interface.LinearMap`."""
+
+    fuses_add = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -198,3 +203,33 @@ class ReferenceKernels:
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """See Kernels.attention."""
         return ReferenceAttention(form)
+
+    def add_and_norm(
+        self, residual: torch.Tensor, addend: torch.Tensor, bias: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Kernels.add_and_norm."""
+        total = residual + (addend if bias is None else addend + bias)
+        normed: torch.Tensor = getattr(self, norm.operation)(total, *norm.arguments)
+        return total, normed
+
+    def rotate_and_store(
+        self,
+        turned: Sequence[torch.Tensor],
+        value: torch.Tensor,
+        rotation: Rotation,
+        attention: Attention,
+        pools: AnyPools,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """See Kernels.rotate_and_store."""
+        query, key = query_and_key([self.rotate(part, *rotation) for part in turned], value.shape[1])
+        attention.store(key, value, pools, slots)
+        return query
+
+
+def query_and_key(turned: Sequence[torch.Tensor], num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and keys, which are one tensor or two."""
+    if len(turned) == 2:
+        return turned[0], turned[1]
+    (both,) = turned
+    return both[:, :-num_kv_heads], both[:, -num_kv_heads:]

@@ -39,9 +39,13 @@ def test_operations_count_their_operands_and_results():
     assert estimates.linear(3, 16, 40, WIDTH, 0.5).bytes == expected - weight.numel() * 1.5
     assert estimates.norm(3, 16, WIDTH).bytes == (48 + 48 + 16) * WIDTH
     assert estimates.norm(3, 16, WIDTH, 2).bytes == (48 + 48 + 32) * WIDTH
+    assert estimates.added_norm(3, 16, WIDTH).bytes == (2 * 48 + 2 * 48 + 16) * WIDTH
     assert estimates.gated_activation(3, 16, WIDTH).bytes == (96 + 48) * WIDTH
     assert estimates.rotation(3, 2, 8, WIDTH).bytes == 2 * 48 * WIDTH + 2 * 24 * 4
     assert estimates.store(3, 2, 8, WIDTH).bytes == 4 * 48 * WIDTH
+    keys_twice = 2 * 3 * 2 * 8 * WIDTH
+    one_after_another = estimates.rotation(3, 6 + 2, 8, WIDTH) + estimates.store(3, 2, 8, WIDTH)
+    assert estimates.rotation_and_store(3, 6, 2, 8, WIDTH).bytes == one_after_another.bytes - keys_twice
     written = (4 * 8 + 2 * 8) * 2 * (16 + 2) * 4
     assert estimates.partial_results([(4, 8), (1, 64), (2, 8)], 2, 16).bytes == 2 * written
 

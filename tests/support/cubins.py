@@ -28,11 +28,24 @@ def cubin_bytes(kernel: Kernel, architecture: str) -> bytes:
     return cubin_file(kernel, architecture).read_bytes()
 
 
-@cache
 def instructions(kernel: Kernel, architecture: str) -> list[str]:
     """Return the names of a function's instructions in their order, such as LDS.128."""
+    names = re.findall(
+        r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.a-z:]*)", _code(kernel, architecture), re.MULTILINE
+    )
+    return list(names)
+
+
+def subroutines(kernel: Kernel, architecture: str) -> set[str]:
+    """Return the names of the compiler's subroutines that a function contains, such as __cuda_sm20_div_s64."""
+    return set(re.findall(r"__cuda_sm\w+", _code(kernel, architecture)))
+
+
+@cache
+def _code(kernel: Kernel, architecture: str) -> str:
+    """Return the disassembly of a function."""
     (program_file,) = [file.locate() for file in files("nvidia-cuda-nvdisasm") or [] if file.name == "nvdisasm"]
     command = [str(program_file), "--print-code", cubin_file(kernel, architecture)]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    (function,) = re.findall(rf"^\.text\.{kernel.name}:\n(.*?)(?=^\.text\.|\Z)", listing, re.DOTALL | re.MULTILINE)
-    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.a-z:]*)", function, re.MULTILINE)
+    (code,) = re.findall(rf"^\.text\.{kernel.name}:\n(.*?)(?=^\.text\.|\Z)", listing, re.DOTALL | re.MULTILINE)
+    return str(code)

@@ -15,9 +15,9 @@ from orca_kernels.cuda.modules import Grid, Kernel, program
 from support.once import cache_folder, once
 
 KERNELS = {
-    "rows.cu": ("layer_norm", "rms_norm", "silu_and_multiply", "rotate", "store"),
-    "attention.cu": ("attention",),
-    "tensor_core_attention.cu": ("attention", "store"),
+    "rows.cu": ("layer_norm", "rms_norm", "rms_norm_plus_one", "silu_and_multiply", "rotate"),
+    "attention.cu": ("attention", "store", "rotate_and_store"),
+    "tensor_core_attention.cu": ("attention", "store", "rotate_and_store"),
     "merge.cu": ("merge",),
     "sampling.cu": ("note", "sample"),
     "plan.cu": ("plan",),

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, Kernels, LinearMap, RaggedBatch
+from orca_kernels.interface import (
+    AnyPools,
+    Attention,
+    AttentionForm,
+    Kernels,
+    LinearMap,
+    Norm,
+    RaggedBatch,
+    Rotation,
+)
 from orca_kernels.quantization import QuantizedWeight
 
 
@@ -34,6 +44,19 @@ class OnDevice:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         return self._kernels.rms_norm(self.moved(x), self.moved(weight), epsilon).cpu()
 
+    def rms_norm_plus_one(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        return self._kernels.rms_norm_plus_one(self.moved(x), self.moved(weight), epsilon).cpu()
+
+    def add_and_norm(
+        self, residual: torch.Tensor, addend: torch.Tensor, bias: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        arguments = tuple(self.moved(each) if isinstance(each, torch.Tensor) else each for each in norm.arguments)
+        there = None if bias is None else self.moved(bias)
+        total, normed = self._kernels.add_and_norm(
+            self.moved(residual), self.moved(addend), there, norm._replace(arguments=arguments)
+        )
+        return total.cpu(), normed.cpu()
+
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         return self._kernels.silu_and_multiply(self.moved(gate_up)).cpu()
 
@@ -42,6 +65,23 @@ class OnDevice:
         rotated = self._kernels.rotate(there, self.moved(cosine), self.moved(sine)).cpu()
         whole(x).copy_(whole(there))
         return rotated
+
+    def rotate_and_store(
+        self,
+        turned: Sequence[torch.Tensor],
+        value: torch.Tensor,
+        rotation: Rotation,
+        attention: Attention,
+        pools: AnyPools,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        assert isinstance(attention, _Attention)
+        there = type(pools)(*map(self.moved, pools))
+        moved = (list(map(self.moved, turned)), self.moved(value), Rotation(*map(self.moved, rotation)))
+        query = self._kernels.rotate_and_store(*moved, attention.there, there, self.moved(slots))
+        for host, device in zip(pools, there, strict=True):
+            whole(host).copy_(whole(device))
+        return query.cpu()
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         return _Attention(self, self._kernels.attention(form, dtype))
@@ -79,7 +119,7 @@ class _Attention:
 
     def __init__(self, device: OnDevice, there: Attention) -> None:
         self._device = device
-        self._there = there
+        self.there = there
 
     def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
         return self._there.new_pools(num_blocks, num_kv_heads, dtype, device)
@@ -87,7 +127,7 @@ class _Attention:
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         moved = self._device.moved
         there = type(pools)(*map(moved, pools))
-        self._there.store(moved(key), moved(value), there, moved(slots))
+        self.there.store(moved(key), moved(value), there, moved(slots))
         for host, device in zip(pools, there, strict=True):
             whole(host).copy_(whole(device))
 
@@ -96,4 +136,4 @@ class _Attention:
         there = replace(
             batch, positions=moved(batch.positions), slots=moved(batch.slots), block_table=moved(batch.block_table)
         )
-        return self._there(moved(query), type(pools)(*map(moved, pools)), there).cpu()
+        return self.there(moved(query), type(pools)(*map(moved, pools)), there).cpu()

@@ -35,6 +35,7 @@ class CountedMap:
 
     def __init__(self, made, outputs):
         self.made, self.outputs, self.rows = made, outputs, []
+        self.fuses_add = made.fuses_add
 
     def __call__(self, x):
         self.rows.append(len(x))

@@ -69,6 +69,7 @@ class AdaptedLinear:
     def __init__(
         self, base: LinearMap, low_rank: dict[int, tuple[LinearMap, LinearMap]], active: ActiveAdapters
     ) -> None:
+        self.fuses_add = base.fuses_add
         self._base = base
         self._low_rank = low_rank
         self._active = active

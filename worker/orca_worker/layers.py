@@ -6,19 +6,23 @@ paper, section 3.2). Column-parallel maps are `LinearMap`s of the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from orca_kernels.interface import AnyPools, Attention, LinearMap, Pools, RaggedBatch
+from orca_kernels import interface
+from orca_kernels.interface import AnyPools, Attention, Kernels, LinearMap, Pools, RaggedBatch, Rotation
 from orca_kernels.reference import ReferenceAttention
 from torch.nn import functional
 
+from orca_worker.residual import Residual
 from orca_worker.rope import Rope, inverse_frequencies
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 
 class AdjacentMaps:
     """Implements `orca_kernels.interface.LinearMap`: the outputs of several maps of the same input, side by side."""
+
+    fuses_add = False
 
     def __init__(self, maps: Sequence[LinearMap]) -> None:
         self._maps = maps
@@ -36,6 +40,26 @@ class AdjacentMaps:
         return residual + self(x)
 
 
+class Norm:
+    """A norm of rows [S, ...] over the last dimension."""
+
+    def __init__(self, kernels: Kernels, operation: Callable[..., torch.Tensor], norm: interface.Norm) -> None:
+        """`operation`: that of the kernels which `norm` names."""
+        self._kernels = kernels
+        self._operation = operation
+        self._norm = norm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of x."""
+        return self._operation(x, *self._norm.arguments)
+
+    def of(self, residual: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the residual's total [S, H], and its norm; the residual may be overwritten."""
+        if residual.addend is None:
+            return residual.hidden, self(residual.hidden)
+        return self._kernels.add_and_norm(residual.hidden, residual.addend, residual.bias, self._norm)
+
+
 class RowParallelLinear:
     """x W^T + b, split over the ranks by inputs; the ranks' results are summed."""
 
@@ -50,9 +74,14 @@ class RowParallelLinear:
         y = self.group.sum(self.map(x))
         return y if self.bias is None else y + self.bias
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual [S, outputs] plus the map's output; residual may be overwritten."""
-        return self.map.add(x, residual) if self.group.size == 1 else residual + self(x)
+    def add(self, x: torch.Tensor, hidden: torch.Tensor) -> Residual:
+        """Return hidden [S, outputs] plus the map's output; hidden may be overwritten.
+
+        The sum is computed at once if the product does it, otherwise left to the norm that follows.
+        """
+        if self.group.size == 1 and self.map.fuses_add:
+            return Residual(self.map.add(x, hidden))
+        return Residual(hidden, self.group.sum(self.map(x)), self.bias)
 
 
 class VocabularyEmbedding:
@@ -96,22 +125,23 @@ class Rotary:
         angles = torch.cat((angles, angles), dim=-1)
         self._cosine, self._sine = angles.cos() * factor, angles.sin() * factor
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosine and sine [S, D] in float32 for positions [S]."""
-        return self._cosine[positions], self._sine[positions]
+    def at(self, positions: torch.Tensor) -> Rotation:
+        """Return the rotation of tokens at positions [S]."""
+        return Rotation(self._cosine[positions], self._sine[positions])
 
 
 class PagedAttention:
-    """Stores this iteration's keys and values in one layer's pools and attends to them.
+    """Stores keys and values in one layer's pools and attends to them.
 
     The only block that computes per request. Call `allocate` first.
     """
 
-    def __init__(self, num_kv_heads: int, head_dim: int, attention: Attention) -> None:
+    def __init__(self, num_kv_heads: int, head_dim: int, attention: Attention, kernels: Kernels) -> None:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.pools: AnyPools = Pools(torch.empty(0), torch.empty(0))
         self._attention = attention
+        self._kernels = kernels
 
     @property
     def is_reference(self) -> bool:
@@ -126,7 +156,16 @@ class PagedAttention:
         """Set the layer's pools."""
         self.pools = pools
 
-    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Return [S, N x D] for query [S, N, D] and key, value [S, G, D]."""
+    def store(self, key: torch.Tensor, value: torch.Tensor, batch: RaggedBatch) -> None:
+        """Store the keys and values [S, G, D] of this iteration's tokens."""
         self._attention.store(key, value, self.pools, batch.slots)
+
+    def rotate_and_store(
+        self, turned: Sequence[torch.Tensor], value: torch.Tensor, rotation: Rotation, batch: RaggedBatch
+    ) -> torch.Tensor:
+        """Store rotated keys and values, return rotated queries: `Kernels.rotate_and_store` in this layer's pools."""
+        return self._kernels.rotate_and_store(turned, value, rotation, self._attention, self.pools, batch.slots)
+
+    def __call__(self, query: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        """Return [S, N x D] for query [S, N, D]; the keys and values of this iteration's tokens are stored."""
         return self._attention(query, self.pools, batch).flatten(1)

@@ -56,6 +56,8 @@ WORD_BYTES = 4
 class PanelLinear:
     """A `LinearMap` over cpu/linear.h, quantized_linear.h or integer_linear.h."""
 
+    fuses_add = True
+
     def __init__(
         self,
         calls: Calls,
@@ -241,9 +243,8 @@ class CpuKernels(ReferenceKernels):
 
     def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """See Kernels.rotate."""
-        rows, heads, dim = x.shape
         pointers = (x.data_ptr(), cosine.data_ptr(), sine.data_ptr())
-        self._functions["rotate"](*pointers, rows, heads, dim, x.stride(0))
+        self._functions["rotate"](*pointers, *x.shape, x.stride(0))
         return x
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:

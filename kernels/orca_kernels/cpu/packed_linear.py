@@ -14,6 +14,8 @@ class PackedLinear:
     replaces them if torch lacks them.
     """
 
+    fuses_add = True
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias

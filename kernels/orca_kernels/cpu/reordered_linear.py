@@ -14,6 +14,11 @@ class ReorderedLinear:
         self._map = linear_map
         self._order = order
 
+    @property
+    def fuses_add(self) -> bool:
+        """See LinearMap."""
+        return self._map.fuses_add
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
         return self._map(x.index_select(1, self._order))

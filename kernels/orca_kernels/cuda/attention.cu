@@ -4,6 +4,7 @@
 // result, and orca_merge combines them (split-K). ORCA_HEAD_DIM is D, up to 256: shared memory stays within the 48 KiB
 // that every device has.
 #include "attention.cuh"
+#include "groups.cuh"
 
 constexpr int kTile = kDim <= 64 ? 64 : 32;  // slots in shared memory at a time
 constexpr int kRows = kDim > 128 ? 8 : 16;   // rows of a thread block
@@ -126,3 +127,15 @@ extern "C" __global__ void orca_attention(const float *query, const float *key_p
     }
   }
 }
+
+// Write four elements from d on of a key, or of a value, to slot `slot` of a head's block.
+__device__ inline void put_key(float *block, const Group<float, kWide> &key, int d, int slot) {
+#pragma unroll
+  for (int n = 0; n < kWide; ++n) block[(d + n) * kBlock + slot] = key.item[n];
+}
+
+__device__ inline void put_value(float *block, const Group<float, kWide> &value, int d, int slot) {
+  write(block + slot * kDim + d, value);
+}
+
+#include "store.cuh"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +16,6 @@ from orca_kernels.cuda.arguments import integers
 from orca_kernels.cuda.attention_library import AttentionLibrary
 from orca_kernels.cuda.modules import (
     ROWS,
-    TENSOR_CORES,
     Kernel,
     Launcher,
     attention_source,
@@ -23,8 +24,17 @@ from orca_kernels.cuda.modules import (
 )
 from orca_kernels.cuda.sampling import CudaSampling
 from orca_kernels.cuda.work import Shape, WorkLists
-from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
-from orca_kernels.reference import ReferenceKernels, ReferenceLinear
+from orca_kernels.interface import (
+    AnyPools,
+    Attention,
+    AttentionForm,
+    LinearMap,
+    Norm,
+    RaggedBatch,
+    Rotation,
+    block_pools,
+)
+from orca_kernels.reference import ReferenceKernels, ReferenceLinear, query_and_key
 
 ATTENTION_OPTIONS = frozenset({"window"})
 """Options of `AttentionForm` that the CUDA sources support."""
@@ -38,13 +48,19 @@ WIDE = 16
 """Bytes that a thread of the row kernels and of the 16-bit attention reads at once."""
 
 Real = ctypes.c_float
+NOTHING = ctypes.c_longlong(0)
+"""A null pointer."""
 
 
 class CudaLinear(ReferenceLinear):
     """Implements `orca_kernels.interface.LinearMap` with cuBLAS."""
 
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.fuses_add = bias is None
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """See LinearMap.add: cuBLAS accumulates to the residual, without another kernel."""
+        """See LinearMap.add: cuBLAS accumulates to the residual, after a kernel that adds a bias."""
         if self._bias is not None:
             residual.add_(self._bias)
         return residual.addmm_(x, self._weight.t())
@@ -66,10 +82,8 @@ class CudaAttention:
         self._scale = Real(form.scale * LOG2_E)
         self._attention = Kernel(source, "orca_attention", dtype, form.head_dim)
         self._merge = Kernel("merge.cu", "orca_merge", dtype, form.head_dim)
-        if source == TENSOR_CORES:
-            self._store = Kernel(source, "orca_store", dtype, form.head_dim)
-        else:
-            self._store = Kernel(ROWS, "orca_store", dtype)
+        self._store = Kernel(source, "orca_store", dtype, form.head_dim)
+        self._rotate_and_store = Kernel(source, "orca_rotate_and_store", dtype, form.head_dim)
 
     def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
         """See Attention.new_pools."""
@@ -77,11 +91,30 @@ class CudaAttention:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
-        rows, heads, dim = key.shape
+        rows, heads, _ = key.shape
         key, value = aligned(key), aligned(value)
-        sizes = (heads,) if self._store.head_dim else (heads, dim)
-        numbers = integers(*sizes, key.stride(0), value.stride(0))
+        numbers = integers(heads, key.stride(0), value.stride(0))
         self._launcher.launch(self._store, (rows, 1, 1), ROW_THREADS, (key, value, *pools, slots, *numbers))
+
+    def rotate_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        pools: AnyPools,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """See Kernels.rotate_and_store: one launch, after which the rotated keys are in the pools only."""
+        rows, heads, dim = query.shape
+        query, key, value, cosine, sine = map(aligned, (query, key, value, *rotation))
+        kv_heads = key.shape[1]
+        numbers = integers(heads, kv_heads, *(each.stride(0) for each in (query, key, value)))
+        # A thread has 16 bytes of the low half of a head, and of the high half.
+        parts = -(-(heads + 2 * kv_heads) * dim * query.itemsize // (2 * WIDE * ROW_THREADS))
+        tensors = (query, key, value, cosine, sine, *pools, slots)
+        self._launcher.launch(self._rotate_and_store, (rows, parts, 1), ROW_THREADS, (*tensors, *numbers))
+        return query
 
     def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one launch for all requests, and one to merge the splits of contexts."""
@@ -121,18 +154,23 @@ class CudaKernels(ReferenceKernels):
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        arguments = (x, weight, bias, y, *integers(x.shape[-1]), Real(epsilon))
-        self._rows("layer_norm", x, x.numel() // x.shape[-1], arguments)
-        return y
+        return self._norm("layer_norm", x.contiguous(), (NOTHING, NOTHING), weight, bias, epsilon)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.rms_norm."""
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        self._rows("rms_norm", x, x.numel() // x.shape[-1], (x, weight, y, *integers(x.shape[-1]), Real(epsilon)))
-        return y
+        return self._norm("rms_norm", x.contiguous(), (NOTHING, NOTHING), weight, epsilon)
+
+    def rms_norm_plus_one(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Kernels.rms_norm_plus_one."""
+        return self._norm("rms_norm_plus_one", x.contiguous(), (NOTHING, NOTHING), weight, epsilon)
+
+    def add_and_norm(
+        self, residual: torch.Tensor, addend: torch.Tensor, bias: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Kernels.add_and_norm: the norm's kernel adds first, and writes the sum over the residual."""
+        residual = residual.contiguous()
+        addends = (addend.contiguous(), NOTHING if bias is None else bias)
+        return residual, self._norm(norm.operation, residual, addends, *norm.arguments)
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See Kernels.silu_and_multiply."""
@@ -149,6 +187,21 @@ class CudaKernels(ReferenceKernels):
         self._rows("rotate", x, rows, arguments)
         return x
 
+    def rotate_and_store(
+        self,
+        turned: Sequence[torch.Tensor],
+        value: torch.Tensor,
+        rotation: Rotation,
+        attention: Attention,
+        pools: AnyPools,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """See Kernels.rotate_and_store."""
+        if not isinstance(attention, CudaAttention):
+            return super().rotate_and_store(turned, value, rotation, attention, pools, slots)
+        query, key = query_and_key(turned, value.shape[1])
+        return attention.rotate_and_store(query, key, value, rotation, pools, slots)
+
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """See Kernels.attention. Raises AttentionBackendError if the library is demanded and lacks the form."""
         if self._library is not None and (attention := self._library.attention(form, dtype)) is not None:
@@ -159,13 +212,24 @@ class CudaKernels(ReferenceKernels):
             return super().attention(form, dtype)
         return CudaAttention(self._launcher, self._work_lists, source, form, dtype)
 
+    def _norm(self, name: str, x: torch.Tensor, addends: tuple[object, object], *arguments: Any) -> torch.Tensor:
+        """Return the norm `name` of x, with an addend of x + addend + bias, which replaces x.
+
+        `arguments`: those of the norm, its weight, its bias if it has one, and epsilon.
+        """
+        *weights, epsilon = arguments
+        y = torch.empty_like(x)
+        numbers = (*integers(x.shape[-1]), Real(epsilon))
+        self._rows(name, x, x.numel() // x.shape[-1], (x, *addends, *weights, y, *numbers))
+        return y
+
     def _rows(self, name: str, x: torch.Tensor, rows: int, arguments: tuple[object, ...], parts: int = 1) -> None:
         """Launch a kernel of rows.cu with `parts` thread blocks for each row."""
         self._launcher.launch(Kernel(ROWS, f"orca_{name}", x.dtype), (rows, parts, 1), ROW_THREADS, arguments)
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
-    """Return heads [S, heads, D] whose rows begin at multiples of 16 bytes: x, or rarely a copy."""
+    """Return x [S, ...] whose rows begin at multiples of 16 bytes: x itself, or rarely a copy."""
     if x.data_ptr() % WIDE == 0 and x.stride(0) * x.itemsize % WIDE == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)

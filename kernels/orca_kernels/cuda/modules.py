@@ -61,9 +61,17 @@ class Launcher(Protocol):
 
 
 def program(source: str) -> str:
-    """Return a source with its includes expanded, so that the compiler needs no include path."""
-    text = (SOURCES / source).read_text(encoding="utf-8")
-    return re.sub(r'#include "(\w+\.cuh)"', lambda include: program(include[1]), text)
+    """Return a source with its includes expanded, each file once, so that the compiler needs no include path."""
+    included: set[str] = set()
+
+    def expanded(name: str) -> str:
+        if name in included:
+            return ""
+        included.add(name)
+        text = (SOURCES / name).read_text(encoding="utf-8")
+        return re.sub(r'#include "(\w+\.cuh)"', lambda include: expanded(include[1]), text)
+
+    return expanded(source)
 
 
 def attention_source(dtype: torch.dtype, head_dim: int) -> str | None:

@@ -1,28 +1,9 @@
 // Operations on single rows of an iteration, with one or more thread blocks per row. A thread reads and writes 16 bytes
 // at a time, or one element where a row does not begin or end at a multiple of that.
-#include "element.cuh"
+#include "groups.cuh"
 
 constexpr int kThreads = 256;
-constexpr int kWide = 16 / sizeof(Element);  // elements of 16 bytes
-
-// `kCount` elements, read and written at once.
-template <typename Type, int kCount>
-struct alignas(sizeof(Type) * kCount < 16 ? sizeof(Type) * kCount : 16) Group {
-  Type item[kCount];
-};
-
-template <int kCount, typename Type>
-__device__ inline Group<Type, kCount> read(const Type *from) {
-  return *reinterpret_cast<const Group<Type, kCount> *>(from);
-}
-
-template <int kCount>
-__device__ inline void write(Element *to, const Group<Element, kCount> &group) {
-  *reinterpret_cast<Group<Element, kCount> *>(to) = group;
-}
-
-// Returns whether an address is a multiple of 16 bytes.
-__device__ inline bool whole(const void *address) { return reinterpret_cast<unsigned long long>(address) % 16 == 0; }
+constexpr int kHeld = 4;  // groups of a row that a thread keeps in registers: a row of 8,192 elements of 16 bits fits
 
 // Returns the sum over the thread block to every thread.
 __device__ inline float block_sum(float value) {
@@ -36,71 +17,156 @@ __device__ inline float block_sum(float value) {
   return total;
 }
 
-// Returns the sum of `term` of every element of a row to every thread.
-template <int kCount, typename Term>
-__device__ inline float sum_of(const Element *x, int size, Term term) {
-  float part = 0;
-  for (int i = threadIdx.x * kCount; i < size; i += kThreads * kCount) {
-    const auto group = read<kCount>(x + i);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) part += term(widen(group.item[n]));
-  }
-  return block_sum(part);
-}
-
+// A row of which each thread has the groups that it read, in registers; those of a longer row it reads again.
 template <int kCount>
-__device__ inline void layer_norm(const Element *x, const Element *weight, const Element *bias, Element *y, int size,
-                                  float epsilon) {
-  const float mean = sum_of<kCount>(x, size, [](float value) { return value; }) / size;
-  const float squares = sum_of<kCount>(x, size, [=](float value) { return (value - mean) * (value - mean); });
-  const float scale = rsqrtf(squares / size + epsilon);
-  for (int i = threadIdx.x * kCount; i < size; i += kThreads * kCount) {
-    auto group = read<kCount>(x + i);
-    const auto factors = read<kCount>(weight + i), shifts = read<kCount>(bias + i);
+struct Row {
+  using Elements = Group<Element, kCount>;
+  Element *x;
+  int size;
+  Elements held[kHeld];
+
+  // Reads the row x. With an `addend`, the row is x + (addend + bias), which replaces x; the bias is optional.
+  __device__ inline Row(Element *x, const Element *addend, const Element *bias, int size) : x(x), size(size) {
+    each_held([=](int i, Elements &group) { group = read<kCount>(x + i); });
+    if (!addend) return;
+    // All groups are read before the first is written, so that their reads overlap.
+    each_held([=](int i, Elements &group) { add(group, addend, bias, i); });
+    each_held([=](int i, const Elements &group) { write(x + i, group); });
+    each_other([=](int i, Elements &group) {
+      add(group, addend, bias, i);
+      write(x + i, group);
+    });
+  }
+
+  __device__ static inline void add(Elements &group, const Element *addend, const Element *bias, int i) {
+    const Elements addends = read<kCount>(addend + i), biases = bias ? read<kCount>(bias + i) : Elements{};
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const float normal = (widen(group.item[n]) - mean) * scale;
-      group.item[n] = narrow(normal * widen(factors.item[n]) + widen(shifts.item[n]));
+      group.item[n] = narrow(widen(group.item[n]) + (widen(addends.item[n]) + widen(biases.item[n])));
     }
-    write(y + i, group);
+  }
+
+  // Call `work` with the index of a group's first element, and with the group: for those in registers, and for others.
+  template <typename Work>
+  __device__ inline void each_held(Work work) {
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) {
+      const int i = (n * kThreads + threadIdx.x) * kCount;
+      if (i < size) work(i, held[n]);
+    }
+  }
+  template <typename Work>
+  __device__ inline void each_other(Work work) {
+#pragma unroll 1
+    for (int i = (kHeld * kThreads + threadIdx.x) * kCount; i < size; i += kThreads * kCount) {
+      Elements group = read<kCount>(x + i);
+      work(i, group);
+    }
+  }
+  template <typename Work>
+  __device__ inline void each(Work work) {
+    each_held(work);
+    each_other(work);
+  }
+
+  // Returns the mean of `term` of the elements to every thread.
+  template <typename Term>
+  __device__ inline float mean(Term term) {
+    float part = 0;
+    each([&](int, const Elements &group) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) part += term(widen(group.item[n]));
+    });
+    return block_sum(part) / size;
+  }
+
+  // Writes to y `change` of each element, its weight, and its shift (0 without shifts).
+  template <typename Change>
+  __device__ inline void put(Element *y, const Element *weight, const Element *shift, Change change) {
+    each([&](int i, const Elements &group) {
+      const Elements weights = read<kCount>(weight + i), shifts = shift ? read<kCount>(shift + i) : Elements{};
+      Elements changed;
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        changed.item[n] = narrow(change(widen(group.item[n]), widen(weights.item[n]), widen(shifts.item[n])));
+      }
+      write(y + i, changed);
+    });
+  }
+};
+
+// Calls `norm` with this thread block's row, and its place in y. `whole_weights`: whether those begin at multiples of 16
+// bytes.
+template <typename Norm>
+__device__ inline void on_row(Element *x, const Element *addend, const Element *bias, Element *y, int size,
+                              bool whole_weights, Norm norm) {
+  const Index first = blockIdx.x * static_cast<Index>(size);
+  x += first;
+  y += first;
+  if (addend) addend += first;
+  if (whole_weights && size % kWide == 0 && whole(x) && whole(addend) && whole(bias) && whole(y)) {
+    Row<kWide> row(x, addend, bias, size);
+    norm(row, y);
+  } else {
+    Row<1> row(x, addend, bias, size);
+    norm(row, y);
   }
 }
 
-extern "C" __global__ void orca_layer_norm(const Element *x, const Element *weight, const Element *bias, Element *y,
-                                           int size, float epsilon) {
-  x += blockIdx.x * static_cast<Index>(size);
-  y += blockIdx.x * static_cast<Index>(size);
-  if (size % kWide == 0 && whole(x) && whole(weight) && whole(bias) && whole(y)) {
-    layer_norm<kWide>(x, weight, bias, y, size, epsilon);
-  } else {
-    layer_norm<1>(x, weight, bias, y, size, epsilon);
+struct LayerNorm {
+  const Element *weight, *bias;
+  float epsilon;
+
+  template <int kCount>
+  __device__ inline void operator()(Row<kCount> &row, Element *y) const {
+    const float mean = row.mean([](float value) { return value; });
+    const float scale = rsqrtf(row.mean([=](float value) { return (value - mean) * (value - mean); }) + epsilon);
+    row.put(y, weight, bias, [=](float value, float factor, float shift) {
+      return (value - mean) * scale * factor + shift;
+    });
   }
-}
+};
 
 // Like transformers: rounds the normalised value to the element type before multiplying by the weight.
-template <int kCount>
-__device__ inline void rms_norm(const Element *x, const Element *weight, Element *y, int size, float epsilon) {
-  const float squares = sum_of<kCount>(x, size, [](float value) { return value * value; });
-  const float scale = rsqrtf(squares / size + epsilon);
-  for (int i = threadIdx.x * kCount; i < size; i += kThreads * kCount) {
-    auto group = read<kCount>(x + i);
-    const auto factors = read<kCount>(weight + i);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      group.item[n] = narrow(widen(narrow(widen(group.item[n]) * scale)) * widen(factors.item[n]));
-    }
-    write(y + i, group);
+struct RmsNorm {
+  const Element *weight;
+  float epsilon;
+
+  template <int kCount>
+  __device__ inline void operator()(Row<kCount> &row, Element *y) const {
+    const float scale = rsqrtf(row.mean([](float value) { return value * value; }) + epsilon);
+    row.put(y, weight, nullptr, [=](float value, float factor, float) { return widen(narrow(value * scale)) * factor; });
   }
+};
+
+// The weight is a difference from 1.
+struct RmsNormPlusOne {
+  const Element *weight;
+  float epsilon;
+
+  template <int kCount>
+  __device__ inline void operator()(Row<kCount> &row, Element *y) const {
+    const float scale = rsqrtf(row.mean([](float value) { return value * value; }) + epsilon);
+    row.put(y, weight, nullptr, [=](float value, float factor, float) { return value * scale * (1 + factor); });
+  }
+};
+
+// The norms y of rows x [S, H] or, with an `addend` [S, H], of x + (addend + `addend_bias` [H]), which replaces x: so a
+// residual is added without a launch and a pass over memory of its own. Both addends may be null.
+extern "C" __global__ void orca_layer_norm(Element *x, const Element *addend, const Element *addend_bias,
+                                           const Element *weight, const Element *bias, Element *y, int size,
+                                           float epsilon) {
+  on_row(x, addend, addend_bias, y, size, whole(weight) && whole(bias), LayerNorm{weight, bias, epsilon});
 }
 
-extern "C" __global__ void orca_rms_norm(const Element *x, const Element *weight, Element *y, int size, float epsilon) {
-  x += blockIdx.x * static_cast<Index>(size);
-  y += blockIdx.x * static_cast<Index>(size);
-  if (size % kWide == 0 && whole(x) && whole(weight) && whole(y)) {
-    rms_norm<kWide>(x, weight, y, size, epsilon);
-  } else {
-    rms_norm<1>(x, weight, y, size, epsilon);
-  }
+extern "C" __global__ void orca_rms_norm(Element *x, const Element *addend, const Element *addend_bias,
+                                         const Element *weight, Element *y, int size, float epsilon) {
+  on_row(x, addend, addend_bias, y, size, whole(weight), RmsNorm{weight, epsilon});
+}
+
+extern "C" __global__ void orca_rms_norm_plus_one(Element *x, const Element *addend, const Element *addend_bias,
+                                                  const Element *weight, Element *y, int size, float epsilon) {
+  on_row(x, addend, addend_bias, y, size, whole(weight), RmsNormPlusOne{weight, epsilon});
 }
 
 template <int kCount>
@@ -129,23 +195,21 @@ extern "C" __global__ void orca_silu_and_multiply(const Element *gate_up, Elemen
   }
 }
 
+// Rotates a row's heads. A thread has the same pair of groups of every head: `groups` pairs per head.
 template <int kCount>
 __device__ inline void rotate(Element *x, const float *cosine, const float *sine, int heads, int half) {
-  const int groups = half / kCount;
-  for (int i = threadIdx.x; i < heads * groups; i += kThreads) {
-    const int d = i % groups * kCount;
-    Element *low = x + i / groups * 2 * half + d, *high = low + half;
-    auto lows = read<kCount>(low), highs = read<kCount>(high);
-    const auto low_cosines = read<kCount>(cosine + d), high_cosines = read<kCount>(cosine + half + d);
-    const auto low_sines = read<kCount>(sine + d), high_sines = read<kCount>(sine + half + d);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      const float a = widen(lows.item[n]), b = widen(highs.item[n]);
-      lows.item[n] = narrow(a * low_cosines.item[n] - b * low_sines.item[n]);
-      highs.item[n] = narrow(b * high_cosines.item[n] + a * high_sines.item[n]);
+  const int groups = half / kCount, at_once = kThreads > groups ? kThreads / groups : 1;
+  const int first = threadIdx.x / groups;
+  if (first >= at_once) return;
+  for (int group = threadIdx.x - first * groups; group < groups; group += kThreads) {
+    const Turn<kCount> turn(cosine + group * kCount, sine + group * kCount, half);
+    for (int head = first; head < heads; head += at_once) {
+      Element *low = x + head * 2 * half + group * kCount, *high = low + half;
+      auto lows = read<kCount>(low), highs = read<kCount>(high);
+      turn.apply(lows, highs);
+      write(low, lows);
+      write(high, highs);
     }
-    write(low, lows);
-    write(high, highs);
   }
 }
 
@@ -159,20 +223,5 @@ extern "C" __global__ void orca_rotate(Element *x, const float *cosine, const fl
     rotate<kWide>(x, cosine, sine, heads, dim / 2);
   } else {
     rotate<1>(x, cosine, sine, heads, dim / 2);
-  }
-}
-
-// Writes keys and values [S, G, D], with row strides, to their slots of the pools [B, G, D, 16] and [B, G, 16, D].
-extern "C" __global__ void orca_store(const Element *key, const Element *value, Element *key_pool, Element *value_pool,
-                                      const Index *slots, int heads, int dim, int key_stride, int value_stride) {
-  const Index slot = slots[blockIdx.x], block = slot / 16;
-  const int place = static_cast<int>(slot % 16);
-  key += blockIdx.x * static_cast<Index>(key_stride);
-  value += blockIdx.x * static_cast<Index>(value_stride);
-  for (int i = threadIdx.x; i < heads * dim; i += kThreads) {
-    const Index begin = (block * heads + i / dim) * 16 * dim;
-    const int d = i % dim;
-    key_pool[begin + d * 16 + place] = key[i];
-    value_pool[begin + place * dim + d] = value[i];
   }
 }

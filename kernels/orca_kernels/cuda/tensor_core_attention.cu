@@ -6,6 +6,7 @@
 // Keys and values come through a ring of kStages stages in shared memory: while one is multiplied, the others are
 // copied. The warps of a small tile do not wait for each other, because each lane reads only its own copies.
 // ORCA_HEAD_DIM is D, a multiple of 16.
+#include "groups.cuh"
 #include "tensor_core.cuh"
 
 constexpr int kWarps = 4;
@@ -18,7 +19,6 @@ constexpr int kStageWords = kWarps * kPieceWords;
 constexpr int kRingWords = (48 << 10) / sizeof(Words);  // static shared memory of every device
 constexpr int kStages = kRingWords / kStageWords < 4 ? kRingWords / kStageWords : 4;
 constexpr int kResident = kDim > 128 ? 2 : 3;  // thread blocks per multiprocessor for which there are enough registers
-constexpr int kStoreThreads = 256;
 static_assert(kStages >= 3, "one stage is multiplied while two are copied");
 
 // The blocks of a context that a warp copies, each `stride` slots after the one before.
@@ -258,27 +258,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident)
   }
 }
 
-// Writes keys and values [S, G, D], with row strides, to their slots of the pools: 8 elements of D per thread at a time,
-// of keys as pairs, which are adjacent in the pool.
-extern "C" __global__ void orca_store(const Element *key, const Element *value, Element *key_pool, Element *value_pool,
-                                      const Index *slots, int heads, int key_stride, int value_stride) {
-  const Index block = slots[blockIdx.x] / kBlock;
-  const int slot = static_cast<int>(slots[blockIdx.x] % kBlock);
-  key += blockIdx.x * static_cast<Index>(key_stride);
-  value += blockIdx.x * static_cast<Index>(value_stride);
-  for (int i = threadIdx.x * 8; i < heads * kDim; i += kStoreThreads * 8) {
-    const Index begin = (block * heads + i / kDim) * kBlock * kDim;
-    const int d = i % kDim;
-    const Words keys = *reinterpret_cast<const Words *>(key + i), values = *reinterpret_cast<const Words *>(value + i);
+// Write eight elements from d on of a key, or of a value, to slot `slot` of a head's block: of a key as pairs, which are
+// adjacent in the block.
+__device__ inline void put_key(Element *block, const Group<Element, kWide> &key, int d, int slot) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      Element *to = key_pool + begin + place_in_pair(d / 16, slot / 8, d % 16 + 2 * n, slot % 8);
-      *reinterpret_cast<unsigned *>(to) = keys.word[n];
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const unsigned short bits = static_cast<unsigned short>(values.word[n] >> 16 * odd);
-        value_pool[begin + place_in_pair(d / 16, d / 8 % 2, slot, 2 * n + odd)] = {bits};
-      }
-    }
+  for (int n = 0; n < kWide; n += 2) {
+    Element *to = block + place_in_pair(d / 16, slot / 8, d % 16 + n, slot % 8);
+    *reinterpret_cast<unsigned *>(to) = pair(key.item[n], key.item[n + 1]);
   }
 }
+
+__device__ inline void put_value(Element *block, const Group<Element, kWide> &value, int d, int slot) {
+#pragma unroll
+  for (int n = 0; n < kWide; ++n) block[place_in_pair(d / 16, d / 8 % 2, slot, n)] = value.item[n];
+}
+
+#include "store.cuh"

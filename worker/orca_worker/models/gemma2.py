@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from orca_kernels.interface import AttentionForm
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -19,16 +19,16 @@ from orca_worker.errors import ModelError
 from orca_worker.models.family import ModelPartition, Named
 from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp, LlamaPartition
 from orca_worker.models.llama_relatives import LayerTypes
+from orca_worker.residual import Residual
 
 if TYPE_CHECKING:
     import torch
-    from orca_kernels.interface import RaggedBatch
+    from orca_kernels.interface import RaggedBatch, Rotation
 
-    from orca_worker.models.llama import Rotation
     from orca_worker.models.parts import Parts
     from orca_worker.rows import LastTokens
 
-NORM = "rms_norm_plus_one"
+NORM: Final = "rms_norm_plus_one"
 
 
 def _not_tiny(cap: float) -> float:
@@ -112,15 +112,14 @@ class Gemma2Layer:
         self.mlp = LlamaMlp(config, parts["mlp"], "gelu_tanh_and_multiply")
         self.after_mlp = parts.rms_norm("post_feedforward_layernorm", hidden, epsilon, NORM)
 
-    def __call__(
-        self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
-    ) -> torch.Tensor:
+    def __call__(self, residual: Residual, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation) -> Residual:
         """See ModelPartition."""
-        attended = self.attention(self.before_attention(hidden), batch, last, rotation)
+        hidden, normed = self.before_attention.of(residual)
+        attended = self.attention(normed, batch, last, rotation)
         if last is not None:
             hidden = hidden[last.tokens]
-        hidden = hidden + self.after_attention(self.attention.out(attended))
-        return hidden + self.after_mlp(self.mlp.down(self.mlp(self.before_mlp(hidden))))
+        hidden, normed = self.before_mlp.of(Residual(hidden, self.after_attention(self.attention.out(attended))))
+        return Residual(hidden, self.after_mlp(self.mlp.down(self.mlp(normed))))
 
 
 class Gemma2Partition(LlamaPartition):

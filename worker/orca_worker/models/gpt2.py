@@ -10,6 +10,7 @@ from orca_kernels.interface import AttentionForm
 
 from orca_worker.config_schema import ConfigFile, Count, Epsilon, Heads, Layers, divided_head_dim
 from orca_worker.models.family import ModelConfig, ModelPartition, Named
+from orca_worker.residual import Residual
 
 if TYPE_CHECKING:
     import torch
@@ -115,13 +116,16 @@ class Gpt2Layer:
         self.mlp_in = parts["mlp"].linear_transposed("c_fc", hidden, inner, [parts.group.part(inner)])
         self.mlp_out = parts["mlp"].row_parallel_transposed("c_proj", inner, hidden)
 
-    def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
+    def __call__(self, residual: Residual, batch: RaggedBatch, last: LastTokens | None) -> Residual:
         """See ModelPartition."""
-        query, key, value = (part.view(self.heads) for part in self.qkv(self.norm_1(hidden)).chunk(3, dim=1))
+        hidden, normed = self.norm_1.of(residual)
+        query, key, value = (part.view(self.heads) for part in self.qkv(normed).chunk(3, dim=1))
+        self.attention.store(key, value, batch)
         if last is not None:
             query, hidden, batch = query[last.tokens], hidden[last.tokens], last.ragged
-        hidden = self.attention_out.add(self.attention(query, key, value, batch), hidden)
-        return self.mlp_out.add(self.mlp_in.gelu_tanh(self.norm_2(hidden)), hidden)
+        residual = self.attention_out.add(self.attention(query, batch), hidden)
+        hidden, normed = self.norm_2.of(residual)
+        return self.mlp_out.add(self.mlp_in.gelu_tanh(normed), hidden)
 
 
 class Gpt2Partition(ModelPartition):
@@ -148,10 +152,11 @@ class Gpt2Partition(ModelPartition):
 
     def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """See ModelPartition."""
+        residual = Residual(hidden)
         *others, final = self.layers
         for layer in others:
-            hidden = layer(hidden, batch, None)
-        return final(hidden, batch, last)
+            residual = layer(residual, batch, None)
+        return final(residual, batch, last).total()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""

@@ -16,18 +16,17 @@ from pydantic import Field, model_validator
 
 from orca_worker.config_schema import MAX_HEADS, Count, Epsilon, Heads, Layers, divided_head_dim
 from orca_worker.models.family import ModelConfig, ModelPartition, Named
+from orca_worker.residual import Residual
 from orca_worker.rope import RotaryFile, read_rope
 
 if TYPE_CHECKING:
     import torch
-    from orca_kernels.interface import RaggedBatch
+    from orca_kernels.interface import RaggedBatch, Rotation
 
-    from orca_worker.models.parts import Parts
+    from orca_worker.models.parts import Parts, RmsNorm
     from orca_worker.rows import LastTokens
 
-    Rotation = tuple[torch.Tensor, torch.Tensor]
-    """Cosine and sine [S, D]."""
-    Layer = Callable[[torch.Tensor, RaggedBatch, LastTokens | None, Rotation], torch.Tensor]
+    Layer = Callable[[Residual, RaggedBatch, LastTokens | None, Rotation], Residual]
     """A Transformer layer. Arguments: those of ModelPartition.__call__, and each token's rotation."""
 
 
@@ -164,7 +163,6 @@ class LlamaAttention:
         self.head_norms = None
         if config.normalised_heads:
             self.head_norms = [parts.rms_norm(name, size, config.norm_epsilon) for name in ("q_norm", "k_norm")]
-        self.rotate = parts.operation("rotate")
         self.attention = parts.attention(kv_heads.stop - kv_heads.start, form)
 
     def __call__(
@@ -173,16 +171,15 @@ class LlamaAttention:
         """Return this rank's heads [S, N x D], or those of the `last` tokens only, as the input of `out`."""
         num_queries, num_keys = self.heads
         heads = self.qkv(x).view(len(x), -1, self.head_dim)
-        turned, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
-        if self.head_norms is None:
-            turned = self.rotate(turned, *rotation)
-            query, key = turned[:, :num_queries], turned[:, num_queries:]
-        else:
-            parts = (turned[:, :num_queries], turned[:, num_queries:])
-            query, key = (self.rotate(norm(part), *rotation) for norm, part in zip(self.head_norms, parts, strict=True))
+        both, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
+        turned = [both]
+        if self.head_norms is not None:
+            parts = (both[:, :num_queries], both[:, num_queries:])
+            turned = [norm(part) for norm, part in zip(self.head_norms, parts, strict=True)]
+        query = self.attention.rotate_and_store(turned, value, rotation, batch)
         if last is not None:
             query, batch = query[last.tokens], last.ragged
-        return self.attention(query, key, value, batch)
+        return self.attention(query, batch)
 
 
 class LlamaMlp:
@@ -212,13 +209,13 @@ class LlamaLayer:
         self.norm_2 = parts.rms_norm("post_attention_layernorm", hidden, epsilon)
         self.mlp = LlamaMlp(config, parts["mlp"])
 
-    def __call__(
-        self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation
-    ) -> torch.Tensor:
+    def __call__(self, residual: Residual, batch: RaggedBatch, last: LastTokens | None, rotation: Rotation) -> Residual:
         """See ModelPartition."""
-        attended = self.attention(self.norm_1(hidden), batch, last, rotation)
-        hidden = self.attention.out.add(attended, hidden if last is None else hidden[last.tokens])
-        return self.mlp.down.add(self.mlp(self.norm_2(hidden)), hidden)
+        hidden, normed = self.norm_1.of(residual)
+        attended = self.attention(normed, batch, last, rotation)
+        residual = self.attention.out.add(attended, hidden if last is None else hidden[last.tokens])
+        hidden, normed = self.norm_2.of(residual)
+        return self.mlp.down.add(self.mlp(normed), hidden)
 
 
 class LlamaPartition(ModelPartition):
@@ -228,7 +225,7 @@ class LlamaPartition(ModelPartition):
     """
 
     def __init__(
-        self, config: LlamaConfig, parts: Parts, make_layer: Callable[[int, Parts], Layer], norm: str = "rms_norm"
+        self, config: LlamaConfig, parts: Parts, make_layer: Callable[[int, Parts], Layer], norm: RmsNorm = "rms_norm"
     ) -> None:
         super().__init__(parts)
         assert config.rope is not None
@@ -252,10 +249,11 @@ class LlamaPartition(ModelPartition):
     def __call__(self, hidden: torch.Tensor, batch: RaggedBatch, last: LastTokens | None) -> torch.Tensor:
         """See ModelPartition."""
         rotation = self.rotary.at(batch.positions)
+        residual = Residual(hidden)
         *others, final = self.layers
         for layer in others:
-            hidden = layer(hidden, batch, None, rotation)
-        return final(hidden, batch, last, rotation)
+            residual = layer(residual, batch, None, rotation)
+        return final(residual, batch, last, rotation).total()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""

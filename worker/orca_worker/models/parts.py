@@ -6,8 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
+from orca_kernels import interface
 from orca_kernels.fallback import Operations
 from orca_kernels.interface import AttentionForm, LinearMap
 from orca_kernels.quantization import QuantizedWeight, quantize
@@ -15,7 +17,15 @@ from torch.nn import functional
 
 from orca_worker.adapters import Adapters
 from orca_worker.checkpoint import Checkpoint, Scope
-from orca_worker.layers import AdjacentMaps, Head, PagedAttention, Rotary, RowParallelLinear, VocabularyEmbedding
+from orca_worker.layers import (
+    AdjacentMaps,
+    Head,
+    Norm,
+    PagedAttention,
+    Rotary,
+    RowParallelLinear,
+    VocabularyEmbedding,
+)
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.quantized_checkpoints.reading import Weight, joined, read_weight
 from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat
@@ -26,6 +36,7 @@ logger = logging.getLogger(__name__)
 ALL = slice(None)
 Block = Callable[[torch.Tensor], torch.Tensor]
 """A function of rows [S, ...]."""
+RmsNorm = Literal["rms_norm", "rms_norm_plus_one"]
 
 
 def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> ModelPartition:
@@ -85,14 +96,17 @@ class Parts:
         """Return `value`, rounded to the dtype of the weights and on their device, as a tensor []."""
         return self._scope.empty().fill_(value)
 
-    def layer_norm(self, name: str, size: int, epsilon: float) -> Block:
+    def layer_norm(self, name: str, size: int, epsilon: float) -> Norm:
         """Return LayerNorm with weight and bias [size]."""
         weight, bias = self._scope[name].read("weight", size), self._scope[name].read("bias", size)
-        return partial(self.operation("layer_norm"), weight=weight, bias=bias, epsilon=epsilon)
+        return self._norm(interface.Norm("layer_norm", (weight, bias, epsilon)))
 
-    def rms_norm(self, name: str, size: int, epsilon: float, operation: str = "rms_norm") -> Block:
+    def rms_norm(self, name: str, size: int, epsilon: float, operation: RmsNorm = "rms_norm") -> Norm:
         """Return a root mean square norm with weight [size]; `operation`: name of the kernels' operation."""
-        return partial(self.operation(operation), weight=self._scope[name].read("weight", size), epsilon=epsilon)
+        return self._norm(interface.Norm(operation, (self._scope[name].read("weight", size), epsilon)))
+
+    def _norm(self, norm: interface.Norm) -> Norm:
+        return Norm(self.spec.kernels, self.operation(norm.operation), norm)
 
     def linear(self, inputs: int, bias: bool, *maps: tuple[str, int, slice]) -> LinearMap:
         """Read maps of the same input as one map; for each (name, outputs, part) the rows `part` of weight and bias."""
@@ -219,6 +233,7 @@ class Parts:
 
     def rotary(self, rope: Rope, head_dim: int) -> Rotary:
         """Return cosines and sines for every position of the longest sequence."""
+        self.operation("rotate")  # of `PagedAttention.rotate_and_store`: noted if the reference computes it
         return Rotary(rope, head_dim, self.spec.max_model_len, self.spec.device)
 
     def attention(self, num_kv_heads: int, form: AttentionForm) -> PagedAttention:
@@ -226,5 +241,5 @@ class Parts:
         if self.spec.kv_cache_dtype == "int8":
             form = replace(form, kv_cache_dtype="int8")
         attention = self._operations.attention(form, self._scope.dtype)
-        self.attentions.append(PagedAttention(num_kv_heads, form.head_dim, attention))
+        self.attentions.append(PagedAttention(num_kv_heads, form.head_dim, attention, self.spec.kernels))
         return self.attentions[-1]
