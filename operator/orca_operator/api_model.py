@@ -37,7 +37,7 @@ class Adapter(Part):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] = Field(
         description="Name by which requests choose the adapter, in place of the model's name."
     )
-    path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+    path: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")] = Field(
         description="PEFT directory: a path below the model's folder, for pvc://, oci:// and file:// models, or an "
         "absolute path in the workers' pods."
     )

@@ -21,7 +21,8 @@ from orca_master.engine.recovery import Recovery
 from orca_master.engine.request_limits import check_values
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.kv_ledger import KvLedger, shareable_blocks
-from orca_master.scheduling.prefix_cache import PrefixCache
+from orca_master.scheduling.prefix_cache import PrefixCache, block_keys
+from orca_master.scheduling.prompt_budget import prompt_limit
 from orca_master.scheduling.request import LOSSES_BEFORE_ALONE, FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -235,6 +236,26 @@ def test_vectors_have_length_one_and_their_text_the_same_numbers(values):
     else:
         assert not any(vector)
     assert array("f", eval(encoded(vector, "float"))) == vector
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_activations_that_are_no_numbers_are_an_error(value):
+    with pytest.raises(EngineError, match="not finite"):
+        unit_vector(array("d", [1.0, value]))
+
+
+def test_an_embedding_is_no_answer_whose_pace_is_kept():
+    """`--target-itl` bounds the prompts beside answers."""
+    request = Request("r", 0, (1, 2), 0, pooling="mean", state=RequestState.RUNNING, num_tokens_in_flight=2)
+    assert not request.is_answering
+    assert prompt_limit(16, [request]) is None
+
+
+def test_requests_with_different_adapters_share_no_block():
+    """Also if a process that is not trusted sends the same salt."""
+    keys = [block_keys(Request("r", 0, tuple(range(32)), 1, adapter=number), 2) for number in (0, 1, 2, 1)]
+    assert len({entry[1] for entry in keys}) == 3
+    assert keys[1] == keys[3]
 
 
 def test_inputs_that_can_never_be_served_are_refused_before_any_is_submitted():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from orca_contract.topology import ModelSpec, PipelineSpec, Topology
+from orca_contract.topology import AdapterSpec, ModelSpec, PipelineSpec, Topology
 from orca_master.journal.config import model_identity
 
 
@@ -18,6 +18,13 @@ def identity(folder, **model) -> str:
 def test_a_model_with_other_numbers_is_another_one(change, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert identity(tmp_path, **change) != identity(tmp_path)
+
+
+def test_adapters_are_named_in_their_order_and_by_their_place(tmp_path):
+    """A resumed request finds its adapter by its name."""
+    of = [[], [("a", "/1")], [("a", "/2")], [("b", "/1")], [("a", "/1"), ("b", "/2")], [("b", "/2"), ("a", "/1")]]
+    made = [identity(tmp_path, adapters=[AdapterSpec(name=name, path=path) for name, path in each]) for each in of]
+    assert len(set(made)) == len(of)
 
 
 def test_quantised_weights_and_a_quantised_cache_differ(tmp_path):

@@ -34,6 +34,7 @@ FIELDS: list[Row] = [
     ("demo", {"model": {**FILE, "name": ""}}, "spec.model.name"),
     ("demo", {"model": {**FILE, "adapters": [{"name": "a"}]}}, "spec.model.adapters[0].path"),
     ("demo", {"model": {**FILE, "adapters": [{"name": "", "path": "x"}]}}, "spec.model.adapters[0].name"),
+    ("demo", {"model": {**FILE, "adapters": [{"name": "a", "path": "x\0"}]}}, "spec.model.adapters[0].path"),
     (
         "demo",
         {"model": {**FILE, "adapters": [{"name": str(count), "path": "x"} for count in range(65)]}},

@@ -178,10 +178,19 @@ def test_an_adapter_that_does_not_fit_ends_the_start_in_one_line(adapted, tmp_pa
     assert message in line
 
 
+def test_a_cycle_of_links_is_one_line(adapted, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    command = [*ORCA, "serve", str(adapted[0]), "--port", "0", "--lora-modules", f"x={tmp_path / 'loop'}"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 2, answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
         (["sql"], "'sql' is not of the form NAME=DIR"),
+        ([f"{'a' * 257}=x"], "a name of 257 characters, at most 256 are possible"),
         (["a=x", "a=y"], "--lora-modules: 'a' is also the name of the model or of another adapter"),
         (["base=x"], "--lora-modules: 'base' is also the name"),
         ([f"{number}=x" for number in range(65)], "65 adapters, at most 64 are possible"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.adapter_files import Adapter, linear_maps, read_adapter, read_adapters
 from orca_worker.adapters import Adapters, adapter_rows
 from orca_worker.errors import ModelError
-from orca_worker.model_config import read_model_config
+from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.rows import RowTable
+from orca_worker.stage import Stage
 from safetensors.torch import load_file, save_file
 from support.lora import ALL, GPT2, make_adapter
 from torch.nn import functional
@@ -193,6 +195,88 @@ def test_half_a_pair_an_empty_file_and_pickles_are_refused(tmp_path):
     path.rename(path.with_suffix(".bin"))
     with pytest.raises(ModelError, match="pickled weights are not supported"):
         read_adapter(tmp_path / "x", MAPS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("alora_invocation_tokens", [7]),
+        ("use_dora", True),
+        ("target_parameters", ["experts"]),
+    ],
+)
+def test_what_is_no_plain_product_is_refused_by_its_field(tmp_path, field, value):
+    write(tmp_path / "x", ("a.q",), 4, 1)
+    path = tmp_path / "x" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ModelError, match=f"adapter_config.json: {field}"):
+        read_adapter(tmp_path / "x", MAPS)
+
+
+@pytest.mark.parametrize("value", [True, False, "gaussian", "orthogonal", None])
+def test_how_the_factors_began_does_not_matter_otherwise(tmp_path, value):
+    write(tmp_path / "x", ("a.q",), 4, 1)
+    path = tmp_path / "x" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "init_lora_weights": value}))
+    assert read_adapter(tmp_path / "x", MAPS).rank == 4
+
+
+def test_one_module_under_two_names_is_refused(tmp_path):
+    (tmp_path / "x").mkdir()
+    tensors = {
+        f"base_model.model.{root}h.0.c_fc.{name}.weight": value
+        for root in ("", "transformer.")
+        for name, value in (("lora_A", torch.ones(1, 2)), ("lora_B", torch.ones(3, 1)))
+    }
+    save_file(tensors, tmp_path / "x" / "adapter_model.safetensors")
+    (tmp_path / "x" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    with pytest.raises(ModelError, match=r"'h\.0\.c_fc' occurs under two names"):
+        read_adapter(tmp_path / "x", {"h.0.c_fc": (3, 2)})
+
+
+def test_a_scale_beyond_the_dtype_is_refused(tmp_path):
+    kernels = ReferenceKernels()
+    write(tmp_path / "x", ("a.q",), 4, 1)
+    path = tmp_path / "x" / "adapter_config.json"
+    path.write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 1e12}))
+    made = Adapters([read_adapter(tmp_path / "x", MAPS)], kernels, torch.float16, CPU)
+    with pytest.raises(ModelError, match=r"times lora_alpha exceed torch\.float16"):
+        made.adapt(kernels.linear(torch.randn(24, 40), None), [("a.q", 24, slice(0, 24))], 40, slice(0, 40))
+
+
+def test_a_new_epoch_begins_without_rows_of_the_last_one(checkpoint, tmp_path):
+    """Recordings that are made before the first iteration would contain them."""
+    path = checkpoint("llama-gqa-tied")
+    make_adapter(tmp_path / "x", "llama-gqa-tied", 0, 4, ALL)
+    load_request = pb.LoadRequest(
+        model_path=str(path), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32", device="cpu",
+        workers_on_host=1, adapter=[pb.Adapter(name="x", path=str(tmp_path / "x"))],
+    )  # fmt: skip
+    stage = Stage(load_request, 0, lambda _: None)
+    stage.prepare(1)
+    stage.allocate(4)
+    iteration = pb.Iteration(
+        epoch=1, sequence=1, row=[0], num_tokens=[3], context_length=[0], token=[1, 2, 3], num_new_blocks=[1],
+        new_block=[0], sample=[True], admission=[pb.Admission(row=0, adapter=1, prompt_length=3)],
+    )  # fmt: skip
+    stage.execute(iteration)()
+    rows = stage._model.adapters
+    assert rows.of(torch.zeros(3, 1))
+    stage.prepare(2)
+    assert rows.of(torch.zeros(3, 1)) == ()
+
+
+def test_a_changed_adapter_is_another_load_and_other_files_are_not_read(checkpoint, tmp_path):
+    request = pb.LoadRequest(model_path=str(checkpoint("llama-gqa-tied")))
+    plain = load_digest(request)
+    write(tmp_path / "x", ("a.q",), 4, 1)
+    (tmp_path / "x" / "adapter_old").symlink_to(tmp_path / "nowhere")
+    request.adapter.add(name="x", path=str(tmp_path / "x"))
+    first = load_digest(request)
+    os.utime(tmp_path / "x" / "adapter_model.safetensors", (1, 1))
+    assert len({plain, first, load_digest(request)}) == 3
 
 
 def test_the_number_of_adapters_is_bounded(checkpoint):

@@ -20,14 +20,23 @@ from pydantic import Field
 
 from orca_worker.config_schema import ModelFile, Positive
 from orca_worker.errors import ModelError
+from orca_worker.model_config import ADAPTER_FILES
 from orca_worker.models.family import ModelConfig
 from orca_worker.weight_headers import WeightHeaders
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_FILES
 PREFIX = "base_model.model."
 """Before the name of a module of the model."""
 DOWN, UP = "lora_A.weight", "lora_B.weight"
 MAX_RANK = 512
+UNSUPPORTED = (
+    "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
+    "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config",
+    "monteclora_config", "velora_config", "target_parameters",
+)  # fmt: skip
+"""Fields that must be off."""
+CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of `init_lora_weights` with which PEFT subtracts the first factors from the model's weights."""
 
 
 class AdapterFile(ModelFile):
@@ -45,6 +54,14 @@ class AdapterFile(ModelFile):
     alpha_pattern: dict[str, Any] | None = None
     layer_replication: list[Any] | None = None
     trainable_token_indices: Any = None
+    alora_invocation_tokens: Any = None
+    arrow_config: Any = None
+    use_bdlora: Any = None
+    kasa_config: Any = None
+    monteclora_config: Any = None
+    velora_config: Any = None
+    target_parameters: Any = None
+    init_lora_weights: bool | str | None = True
 
     def check(self) -> None:
         """Raise ModelError for a field that is not supported."""
@@ -52,10 +69,12 @@ class AdapterFile(ModelFile):
             raise ModelError(f"peft_type {quote(self.peft_type)} is not supported: 'LORA' is")
         if self.bias != "none":
             raise ModelError(f"bias {quote(self.bias)} is not supported: 'none' is")
-        for name in (
-            *("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"),
-            "trainable_token_indices",
-        ):
+        if str(self.init_lora_weights).startswith(CHANGE_THE_MODEL):
+            raise ModelError(
+                f"init_lora_weights {quote(self.init_lora_weights)}: such an adapter belongs to changed weights of the "
+                "model, convert it with PEFT's path_initial_model_for_weight_conversion"
+            )
+        for name in UNSUPPORTED:
             if getattr(self, name):
                 raise ModelError(f"{name}: is not supported: train the adapter without it, or merge it into the model")
 
@@ -98,7 +117,8 @@ def read_adapter(folder: Path, maps: Mapping[str, tuple[int, int]]) -> Adapter:
         own = module if module in maps else module.removeprefix("transformer.")  # the first checkpoints of GPT-2
         if not name.startswith(PREFIX) or own not in maps or f"lora_{kind}" not in (DOWN, UP):
             raise ModelError(f"{folder / WEIGHTS}: tensor {quote(name)} belongs to no linear map of the model's layers")
-        tensors[own] = f"{PREFIX}{module}"
+        if tensors.setdefault(own, f"{PREFIX}{module}") != f"{PREFIX}{module}":
+            raise ModelError(f"{folder / WEIGHTS}: {quote(own)} occurs under two names")
     for own, prefix in tensors.items():
         outputs, inputs = maps[own]
         for kind, shape in ((DOWN, (file.r, inputs)), (UP, (outputs, file.r))):

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from orca_kernels.device_copies import to_device
 from orca_kernels.interface import Kernels, LinearMap
 from torch.nn import functional
 
 from orca_worker.adapter_files import DOWN, UP, WEIGHTS, Adapter
 from orca_worker.checkpoint import Checkpoint
-from orca_worker.device_copies import to_device
+from orca_worker.errors import ModelError
 
 Groups = Sequence[tuple[int, torch.Tensor]]
 """Number of each adapter that an iteration uses, and its rows, int64 on the device."""
@@ -147,6 +148,8 @@ def _factors(
         if name in adapter.tensors:
             start = modules.index(name) * adapter.rank
             up = checkpoint.read(f"{adapter.tensors[name]}.{UP}", (outputs, adapter.rank), (part,))
-            rows[:, start : start + adapter.rank] = up.mul_(adapter.scale)
+            if not up.mul_(adapter.scale).isfinite().all():
+                raise ModelError(f"{adapter.folder}: the weights of {name} times lora_alpha exceed {up.dtype}")
+            rows[:, start : start + adapter.rank] = up
         parts.append(rows)
     return torch.cat(down), torch.cat(parts)

@@ -18,6 +18,9 @@ from orca_worker.models import FAMILIES
 from orca_worker.models.family import ModelConfig
 from orca_worker.quantized_checkpoints.quantization_config import FIELD, read_weight_format
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Of PEFT's directories."""
+
 
 def read_model_config(model_path: Path) -> ModelConfig:
     """Read config.json; raise ModelError that names what is missing, wrong or unsupported."""
@@ -51,8 +54,8 @@ def load_digest(request: pb.LoadRequest) -> str:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
     for adapter in request.adapter:
-        for file in sorted(Path(adapter.path).glob("adapter_*")):
-            status = file.stat()
-            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+        for name in ADAPTER_FILES:
+            status = (Path(adapter.path) / name).stat()
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}".encode())
     digest.update(request.SerializeToString(deterministic=True))
     return digest.hexdigest()[:16]

@@ -1,6 +1,6 @@
 """Sums of activations for embeddings: after the final norm, of the input tokens that an iteration names.
 
-The master adds the sums of a prompt's chunks and divides by the number of tokens, so that a rank keeps no state for
+The endpoint adds the sums of a prompt's chunks and scales the vector to length 1, so that a rank keeps no state for
 them (`Iteration.pooled` in protos/engine.proto).
 """
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from orca_contract.model_choices import (
+    MAX_NAME_LENGTH,
     Device,
     Dtype,
     KvCacheDtype,
@@ -99,7 +101,9 @@ def _adapter(text: str) -> tuple[str, Path]:
     name, separator, folder = text.partition("=")
     if not (name and separator and folder):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=DIR")
-    return name, Path(folder).resolve()
+    if len(name) > MAX_NAME_LENGTH:
+        raise argparse.ArgumentTypeError(f"a name of {len(name)} characters, at most {MAX_NAME_LENGTH} are possible")
+    return name, Path(os.path.abspath(folder))  # follows no links: a cycle of them is an error
 
 
 def check_model_options(arguments: argparse.Namespace, device: Device) -> None:

@@ -115,8 +115,10 @@ class EmbeddingRun:
 
 
 def unit_vector(values: array[float]) -> array[float]:
-    """Return float32 values of length 1 in the direction of `values`; zeros stay zeros."""
+    """Return float32 values of length 1 in the direction of `values`; zeros stay zeros. Raises EngineError."""
     length = math.hypot(*values)
+    if not math.isfinite(length):
+        raise EngineError("the model's activations of a text are not finite numbers")
     return array("f", [value / length for value in values]) if length else array("f", values)
 
 
@@ -186,14 +188,14 @@ async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun,
                 sums = await run.run()
         except TimeoutError as error:
             raise RequestTimeoutError(f"not finished within {timeout or 0.0:.6g} s") from error
-        data = []
+        data = [b'{"object":"list","data":[']
         for index, values in enumerate(sums):
             vector = encoded(unit_vector(values), body.encoding_format)
-            data.append(f'{{"object":"embedding","index":{index},"embedding":{vector}}}')
+            data.append(f'{"," * (index > 0)}{{"object":"embedding","index":{index},"embedding":{vector}}}'.encode())
             await asyncio.sleep(0)
     count = run.num_tokens
-    rest = json.dumps({"model": endpoint.name_of(body.model), "usage": {"prompt_tokens": count, "total_tokens": count}})
-    return f'{{"object":"list","data":[{",".join(data)}],{rest[1:]}'.encode()
+    rest = {"model": endpoint.name_of(body.model), "usage": {"prompt_tokens": count, "total_tokens": count}}
+    return b"".join([*data, b"],", json.dumps(rest)[1:].encode()])
 
 
 def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
@@ -206,7 +208,7 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         inputs = await _inputs(body, endpoint)
         check_inputs(inputs, endpoint.engine.status)
         adapter = number_of(body.model, endpoint.config.adapters)
-        salt = salt_of(owner_of(request), body.cache_salt, adapter)
+        salt = salt_of(owner_of(request), body.cache_salt)
         submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt, adapter)
         limits = (endpoint.config.request_timeout, requested_timeout(request.headers))
         timeout = min((seconds for seconds in limits if seconds is not None), default=None)

@@ -50,9 +50,9 @@ def number_of(model: str | None, adapters: Sequence[str]) -> int:
     return adapters.index(model) + 1 if model is not None and model in adapters else 0
 
 
-def salt_of(owner: str, cache_salt: str | None, adapter: int) -> str:
-    """Return `Submission.cache_salt` for the digest of a client's key, the client's own salt, and an adapter."""
-    return hashlib.sha256(f"{owner} {adapter} {cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
+def salt_of(owner: str, cache_salt: str | None) -> str:
+    """Return `Submission.cache_salt` for the digest of a client's key, and the client's own salt."""
+    return hashlib.sha256(f"{owner} {cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Generator:
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         adapter = number_of(body.model, self._adapters)
-        salt = salt_of(owner, body.cache_salt, adapter)
+        salt = salt_of(owner, body.cache_salt)
         choices = []
         grammar = self._answers.grammar(body)
         count = len(prompts) * body.num_choices

@@ -24,7 +24,8 @@ class JournalConfig:
 
 
 def model_identity(topology: Topology) -> str:
-    """Return a digest of the model's path, the types of its weights and of its K/V cache, and the files IDENTIFYING.
+    """Return a digest of the model's path, the types of its weights and of its K/V cache, its adapters, and the files
+    IDENTIFYING.
 
     Not of its weights: a master may have none, and its workers may still be downloading them. Raises
     ConfigurationError.
@@ -34,6 +35,7 @@ def model_identity(topology: Topology) -> str:
     kind = model.dtype if model.quantization == "none" else f"{model.dtype} {model.quantization}"
     if model.kv_cache_dtype != "auto":
         kind += f" {model.kv_cache_dtype} K/V cache"
+    kind += "".join(f" adapter {adapter.name!r} {adapter.path!r}" for adapter in model.adapters)
     digest = hashlib.sha256(f"{folder}\n{kind}\n".encode(errors="surrogateescape"))
     try:
         for name in IDENTIFYING:

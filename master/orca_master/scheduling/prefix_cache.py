@@ -103,7 +103,8 @@ def block_keys(request: Request, count: int) -> list[bytes]:
     """
     keys = request.block_keys
     while len(keys) < count:
-        parent = keys[-1] if keys else hashlib.blake2b(request.cache_salt.encode(), digest_size=KEY_BYTES).digest()
+        first = f"{request.adapter} {request.cache_salt}".encode()
+        parent = keys[-1] if keys else hashlib.blake2b(first, digest_size=KEY_BYTES).digest()
         tokens = array("I", request.tokens(len(keys) * BLOCK_SIZE, BLOCK_SIZE))
         keys.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest())
     return keys

@@ -135,7 +135,7 @@ class Request:
     @property
     def is_answering(self) -> bool:
         """True if an admitted request has at most one known token left to compute, from which the next one follows."""
-        return self.state is not RequestState.INITIATION and self.num_unscheduled <= 1
+        return self.pooling is None and self.state is not RequestState.INITIATION and self.num_unscheduled <= 1
 
     @property
     def num_positions(self) -> int:
