@@ -71,7 +71,7 @@ def _batch(parts: list[tuple[int, int]], order: torch.Tensor) -> tuple[RaggedBat
     The last block belongs to no request: it fills the table.
     """
     lengths = torch.tensor(parts).sum(1)
-    table = torch.full((len(parts), -(-int(lengths.max()) // BLOCK_SIZE)), int(order[-1]))
+    table = torch.full((len(parts), -(-int(lengths.max()) // BLOCK_SIZE)), int(order[-1]), dtype=torch.int32)
     first, starts, slots, new, positions = 0, [0], [], [], []
     for row, (context, count) in enumerate(parts):
         blocks = order[first : first - (-(context + count) // BLOCK_SIZE)]

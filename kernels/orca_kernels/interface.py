@@ -247,7 +247,7 @@ class Kernels(Protocol):
 
     def rotate_and_store(
         self,
-        turned: Sequence[torch.Tensor],
+        queries_and_keys: Sequence[torch.Tensor],
         value: torch.Tensor,
         rotation: Rotation,
         attention: Attention,
@@ -256,5 +256,5 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """Rotate queries and keys, store keys and values by `attention`, and return the queries [S, N, D].
 
-        `turned`: the queries and then the keys, together [S, N + G, D], as one tensor or as two; may be overwritten.
+        `queries_and_keys`: together [S, N + G, D], the queries first, as one tensor or as two; may be overwritten.
         """

@@ -214,7 +214,7 @@ class ReferenceKernels:
 
     def rotate_and_store(
         self,
-        turned: Sequence[torch.Tensor],
+        queries_and_keys: Sequence[torch.Tensor],
         value: torch.Tensor,
         rotation: Rotation,
         attention: Attention,
@@ -222,14 +222,14 @@ class ReferenceKernels:
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """See Kernels.rotate_and_store."""
-        query, key = query_and_key([self.rotate(part, *rotation) for part in turned], value.shape[1])
+        query, key = query_and_key([self.rotate(part, *rotation) for part in queries_and_keys], value.shape[1])
         attention.store(key, value, pools, slots)
         return query
 
 
-def query_and_key(turned: Sequence[torch.Tensor], num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+def query_and_key(queries_and_keys: Sequence[torch.Tensor], num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries and keys, which are one tensor or two."""
-    if len(turned) == 2:
-        return turned[0], turned[1]
-    (both,) = turned
+    if len(queries_and_keys) == 2:
+        return queries_and_keys[0], queries_and_keys[1]
+    (both,) = queries_and_keys
     return both[:, :-num_kv_heads], both[:, -num_kv_heads:]

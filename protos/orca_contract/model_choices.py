@@ -62,8 +62,8 @@ def all_reduce_refusal(all_reduce: AllReduce, tensor_parallel_size: int, backend
         return ""
     if backend != "nccl":
         return f"{all_reduce}: needs GPUs and --communication-backend nccl, use library"
-    if tensor_parallel_size > MOST_SYMMETRIC_RANKS:
-        return f"{all_reduce}: at most {MOST_SYMMETRIC_RANKS} ranks, use library"
+    if not 1 < tensor_parallel_size <= MOST_SYMMETRIC_RANKS:
+        return f"{all_reduce}: for 2 to {MOST_SYMMETRIC_RANKS} ranks per worker, use library"
     return ""
 
 
@@ -81,8 +81,8 @@ def kv_cache_refusal(kv_cache_dtype: KvCacheDtype, device: Device) -> str:
     return f"{kv_cache_dtype}: the CUDA kernels lack it, use auto or a CPU"
 
 
-def attention_refusal(attention_backend: AttentionBackend, device: str) -> str:
-    """Return why workers on a device, cpu or cuda, refuse a choice of attention; "" if they do not."""
+def attention_refusal(attention_backend: AttentionBackend, device: Device) -> str:
+    """Return why workers on a device refuse a choice of attention; "" if they do not."""
     if attention_backend == "auto" or device == "cuda":
         return ""
     return f"{attention_backend}: only GPUs have a choice, use auto or a GPU"

@@ -174,16 +174,18 @@ class Formed(_message.Message):
     def __init__(self) -> None: ...
 
 class RendezvousRequest(_message.Message):
-    __slots__ = ("epoch", "key", "value", "timeout_ms")
+    __slots__ = ("epoch", "key", "value", "timeout_ms", "addend")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    ADDEND_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     key: str
     value: bytes
     timeout_ms: int
-    def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    addend: int
+    def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., addend: _Optional[int] = ...) -> None: ...
 
 class RendezvousReply(_message.Message):
     __slots__ = ("value", "error")

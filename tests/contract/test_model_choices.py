@@ -49,7 +49,8 @@ def test_only_gloo_on_gpus_refuses_ranks_that_split_a_layer():
 def test_symmetric_memory_is_for_nccl_and_for_ranks_that_torch_has_kernels_for():
     assert [all_reduce_refusal("library", 64, "gloo"), all_reduce_refusal("symmetric", 8, "nccl")] == [""] * 2
     assert all_reduce_refusal("symmetric", 2, "gloo").startswith("symmetric: needs GPUs and --communication-backend")
-    assert all_reduce_refusal("symmetric", 9, "nccl") == "symmetric: at most 8 ranks, use library"
+    for size in (1, 9):
+        assert all_reduce_refusal("symmetric", size, "nccl") == "symmetric: for 2 to 8 ranks per worker, use library"
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def heads_of(count: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, j
     angle = torch.rand(count, dim // 2, generator=generator) * 6
     both = torch.cat((angle, angle), dim=-1)
     query, key, value = rows.split([num_queries, num_keys, num_keys], dim=1)
-    turned = [rows[:, : num_queries + num_keys]] if joined else [query.clone(), key.clone()]
-    return turned, value, Rotation(both.cos(), both.sin())
+    queries_and_keys = [rows[:, : num_queries + num_keys]] if joined else [query.clone(), key.clone()]
+    return queries_and_keys, value, Rotation(both.cos(), both.sin())
 
 
 @pytest.mark.parametrize("heads", one_short([(6, 2), (4, 4), (8, 1)]), ids=str)
@@ -114,10 +114,10 @@ def test_rotated_and_stored_heads(kernels, dtype, heads, head_dim, joined):
     attend = kernels.attention(AttentionForm(head_dim, 0.3), dtype)
     outcomes = []
     for compose in (kernels.rotate_and_store, lambda *rest: ReferenceKernels.rotate_and_store(kernels, *rest)):
-        turned, value, rotation = heads_of(21, heads, head_dim, dtype, joined)
+        queries_and_keys, value, rotation = heads_of(21, heads, head_dim, dtype, joined)
         values = whole(value).clone()
         pools = Pools(*(pool.fill_(0.5) for pool in Pools.zeros(12, heads[1], head_dim, dtype, CPU)))
-        query = compose(turned, value, rotation, attend, pools, batch.slots)
+        query = compose(queries_and_keys, value, rotation, attend, pools, batch.slots)
         assert query.shape == (21, heads[0], head_dim)
         if joined:
             beside = whole(value).view(21, -1, head_dim)[:, -heads[1] :]
@@ -136,12 +136,12 @@ def test_rotated_and_stored_heads_are_those_of_the_definition(kernels, dtype, he
     batch = ragged([0, 0], counts, 5, torch.Generator().manual_seed(2))
     outputs = []
     for backend, kind in ((kernels, dtype), (ReferenceKernels(), torch.float64)):
-        turned, value, rotation = heads_of(sum(counts), heads, head_dim, dtype, True)
+        queries_and_keys, value, rotation = heads_of(sum(counts), heads, head_dim, dtype, True)
         attend = backend.attention(AttentionForm(head_dim, 0.1), kind)
         pools = Pools(*(pool.fill_(float("nan")) for pool in Pools.zeros(5, heads[1], head_dim, kind, CPU)))
         rotation = Rotation(*(part.to(torch.float32 if kind == dtype else kind) for part in rotation))
         query = backend.rotate_and_store(
-            [part.to(kind) for part in turned], value.to(kind), rotation, attend, pools, batch.slots
+            [part.to(kind) for part in queries_and_keys], value.to(kind), rotation, attend, pools, batch.slots
         )
         outputs.append(attend(query, pools, batch).double())
     torch.testing.assert_close(*outputs, atol=ERROR[dtype], rtol=ERROR[dtype])
@@ -153,10 +153,10 @@ def test_heads_that_do_not_begin_at_multiples_of_16_bytes(kernels, dtype, joined
     attend = kernels.attention(AttentionForm(64, 0.3), dtype)
     outcomes = []
     for place in (torch.clone, moved):
-        turned, value, rotation = heads_of(21, (6, 2), 64, dtype, joined)
+        queries_and_keys, value, rotation = heads_of(21, (6, 2), 64, dtype, joined)
         pools = Pools(*(pool.fill_(0.5) for pool in Pools.zeros(3, 2, 64, dtype, CPU)))
         query = kernels.rotate_and_store(
-            [place(part) for part in turned], place(value), rotation, attend, pools, batch.slots
+            [place(part) for part in queries_and_keys], place(value), rotation, attend, pools, batch.slots
         )
         outcomes.append((query.clone(), *pools))
     assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
@@ -170,10 +170,10 @@ def test_on_cuda_each_is_one_launch(dtype):
     residual = torch.ones(5, 96, dtype=dtype)
     total, _ = kernels.add_and_norm(residual, residual.clone(), weight, Norm("rms_norm", (weight, EPSILON)))
     assert total.data_ptr() == residual.data_ptr(), "in place"
-    turned, value, rotation = heads_of(5, (6, 2), 64, dtype, True)
+    queries_and_keys, value, rotation = heads_of(5, (6, 2), 64, dtype, True)
     attend, pools = kernels.attention(AttentionForm(64, 0.3), dtype), Pools.zeros(1, 2, 64, dtype, CPU)
-    query = kernels.rotate_and_store(turned, value, rotation, attend, pools, torch.arange(5))
-    assert query.data_ptr() == turned[0].data_ptr(), "in place"
+    query = kernels.rotate_and_store(queries_and_keys, value, rotation, attend, pools, torch.arange(5))
+    assert query.data_ptr() == queries_and_keys[0].data_ptr(), "in place"
     assert launcher.launched == ["orca_rms_norm", "orca_rotate_and_store"]
 
 
@@ -181,10 +181,10 @@ def test_on_cuda_a_form_of_the_references_attention_is_composed():
     """Of a softcap, for which there is no kernel."""
     launcher = CountedLauncher()
     kernels = CudaKernels(launcher)
-    turned, value, rotation = heads_of(5, (6, 2), 64, torch.float32, True)
+    queries_and_keys, value, rotation = heads_of(5, (6, 2), 64, torch.float32, True)
     attend = kernels.attention(AttentionForm(64, 0.3, softcap=30.0), torch.float32)
     pools = Pools.zeros(1, 2, 64, torch.float32, CPU)
-    kernels.rotate_and_store(turned, value, rotation, attend, pools, torch.arange(5))
+    kernels.rotate_and_store(queries_and_keys, value, rotation, attend, pools, torch.arange(5))
     assert launcher.launched == ["orca_rotate"]
     assert pools.keys.shape[-1] == BLOCK_SIZE
     assert torch.equal(pools.values[0, :, :5], value.transpose(0, 1))

@@ -15,7 +15,7 @@ def test_every_setting_can_be_left_out(model):
 def test_both_kinds_of_pods_have_the_same_settings_beside_their_own():
     shared = set(PodSettings.model_fields)
     assert set(MasterSettings.model_fields) - shared == {"api_processes", "journal"}
-    assert set(WorkerSettings.model_fields) - shared == {"placement", "shared_memory_size"}
+    assert set(WorkerSettings.model_fields) - shared == {"device", "placement", "shared_memory_size"}
 
 
 @pytest.mark.parametrize("size", ["8 GB", "", "-1Gi"])

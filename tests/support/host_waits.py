@@ -55,8 +55,9 @@ class HostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
             target = given["other"].device
         if source.type == torch.device(target).type:
             return None
-        if not given.get("non_blocking", False):
-            self.found.append(name)
-        if torch.device(target).type == "meta":
+        to_gpu = torch.device(target).type == "meta"
+        if not given.get("non_blocking", False) or (to_gpu and args[0].dtype != torch.uint8):
+            self.found.append(name)  # `to_device` alone has pinned memory, of bytes
+        if to_gpu:
             return None
         return args[0] if name == "copy_" else torch.zeros(args[0].shape, dtype=args[0].dtype)

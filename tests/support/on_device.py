@@ -68,7 +68,7 @@ class OnDevice:
 
     def rotate_and_store(
         self,
-        turned: Sequence[torch.Tensor],
+        queries_and_keys: Sequence[torch.Tensor],
         value: torch.Tensor,
         rotation: Rotation,
         attention: Attention,
@@ -77,7 +77,7 @@ class OnDevice:
     ) -> torch.Tensor:
         assert isinstance(attention, _Attention)
         there = type(pools)(*map(self.moved, pools))
-        moved = (list(map(self.moved, turned)), self.moved(value), Rotation(*map(self.moved, rotation)))
+        moved = (list(map(self.moved, queries_and_keys)), self.moved(value), Rotation(*map(self.moved, rotation)))
         query = self._kernels.rotate_and_store(*moved, attention.there, there, self.moved(slots))
         for host, device in zip(pools, there, strict=True):
             whole(host).copy_(whole(device))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from orca_worker import data_plane, symmetric_sum
+from orca_worker import data_plane
 from orca_worker.data_plane import DataPlane
-from orca_worker.errors import NeighbourError, RankError
+from orca_worker.errors import ModelError, NeighbourError, RankError
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 SECONDS = 60
@@ -52,6 +53,8 @@ class Torch:
     """What `torch.distributed` does for two ranks of one tensor-parallel group on each of two partitions."""
 
     DistError = RuntimeError
+    sums = 0.0
+    """What the other rank adds to a sum."""
 
     def __init__(self) -> None:
         self.world, self.own, self.other = Group(), Group(), Group()
@@ -60,14 +63,12 @@ class Torch:
         self.calls: list[tuple[str, int]] = []
         self.destroyed = 0
         self.rank = 0
-        self.first_names: list[int] = []
         self.group = SimpleNamespace(WORLD=self.world)
         world = SimpleNamespace(group_count=0)
         self.distributed_c10d = SimpleNamespace(_world=world)
 
     def init_process_group(self, *_: object, rank: int, **__: object) -> None:
         self.rank = rank
-        self.first_names.append(self.distributed_c10d._world.group_count)
 
     def new_group(self, ranks: list[int], timeout: object) -> Group:
         return self.own if self.rank in ranks else self.other
@@ -86,6 +87,7 @@ class Torch:
         assert async_op
         assert group is self.own
         self.calls.append(("sum", 0))
+        _token += self.sums
         self.received.append(Work(group))
         return self.received[-1]
 
@@ -102,12 +104,11 @@ def plane(
     backend: str,
     rank: int = 0,
     device: torch.device = CPU,
-    epoch: int = 1,
 ) -> DataPlane:
     monkeypatch.setattr(data_plane, "dist", distributed)
     monkeypatch.setattr(data_plane, "share_memory", lambda *_: None)
     distributed.distributed_c10d._set_pg_timeout = lambda *_: None
-    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2, device, epoch)
+    return DataPlane(backend, cast(Any, None), rank, 4, TensorParallelGroup(0, 2), SECONDS, 2, device)
 
 
 def test_another_thread_ends_a_wait_that_would_not_end(monkeypatch):
@@ -229,32 +230,20 @@ def test_a_lost_receiver_is_a_lost_neighbour_of_a_gpu_over_gloo(monkeypatch):
 
 
 def test_leaving_a_group_ends_the_sends_of_a_gpu(monkeypatch):
-    joined = plane(monkeypatch, Torch(), "gloo", device=GPU)
+    distributed = Torch()
+    joined = plane(monkeypatch, distributed, "gloo", device=GPU)
     joined.abandon()
-    for _ in range(2):
-        joined.send(torch.zeros(1), 2)
     with pytest.raises(NeighbourError, match="the epoch is over"):
         joined.send(torch.zeros(1), 2)
+    assert distributed.calls == []
     joined.close()
-
-
-def test_no_two_epochs_have_groups_of_one_name(monkeypatch):
-    """Each rank counts alike, also one that is new: names are parts of keys in the rendezvous."""
-    distributed = Torch()
-    for epoch in (5, 6):
-        plane(monkeypatch, distributed, "gloo", epoch=epoch).close()
-    new = Torch()
-    plane(monkeypatch, new, "gloo", epoch=6)
-    first, second = distributed.first_names
-    assert second - first > 1 << 31
-    assert new.first_names == [second]
 
 
 class Memory:
     """Symmetric memory that exists if all ranks come."""
 
     lost = False
-    hangs = False
+    readable = True
 
     def empty(self, num_bytes: int, device: torch.device) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -264,10 +253,7 @@ class Memory:
             raise RuntimeError("the key was not set within 300 s")
 
     def can_read(self, device: torch.device, other: int) -> bool:
-        return True
-
-    def is_idle(self, device: torch.device) -> bool:
-        return not self.hangs
+        return self.readable
 
 
 def connected(monkeypatch: pytest.MonkeyPatch, all_reduce: str) -> DataPlane:
@@ -280,11 +266,10 @@ def connected(monkeypatch: pytest.MonkeyPatch, all_reduce: str) -> DataPlane:
 
 
 def test_gpus_share_memory_with_the_group_if_the_all_reduce_needs_it(monkeypatch):
-    assert connected(monkeypatch, "library")._group.symmetric is None
-    joined = connected(monkeypatch, "symmetric")
-    assert joined._group.symmetric is not None
-    joined.close()
-    assert joined._group.symmetric is None
+    plain = connected(monkeypatch, "library")
+    assert plain._group.symmetric is None
+    plain.close()
+    assert connected(monkeypatch, "symmetric")._group.symmetric is not None
 
 
 def test_a_rank_that_does_not_share_its_memory_is_a_lost_neighbour(monkeypatch):
@@ -294,10 +279,42 @@ def test_a_rank_that_does_not_share_its_memory_is_a_lost_neighbour(monkeypatch):
     assert caught.value.lost_ranks == [1]
 
 
-def test_a_gpu_that_waits_for_a_lost_rank_in_symmetric_memory_ends_its_process(monkeypatch):
-    """No abort ends this wait, and the next epoch would wait behind it."""
-    monkeypatch.setattr(symmetric_sum.SymmetricSum.ended, "__defaults__", (0.0,))
+def test_gpus_that_cannot_read_each_other_are_refused_on_every_rank(monkeypatch):
+    """The ranks tell each other before any of them waits in torch's exchange of memory."""
+    monkeypatch.setattr(Memory, "readable", False)
+    with pytest.raises(ModelError, match=r"^--all-reduce symmetric: GPUs cannot .* memory \(GPU None that of GPU 0\)"):
+        connected(monkeypatch, "symmetric")
+    monkeypatch.setattr(Memory, "readable", True)
+    monkeypatch.setattr(Torch, "sums", 1.0)
+    with pytest.raises(ModelError, match=r"^--all-reduce symmetric: GPUs cannot .* memory, use library$"):
+        connected(monkeypatch, "symmetric")
+
+
+def test_a_process_ends_with_a_group_whose_memory_it_shares(monkeypatch):
+    """Also if the exchange failed: torch has counted it, and a new process counts from the beginning."""
     joined = connected(monkeypatch, "symmetric")
-    monkeypatch.setattr(Memory, "hangs", True)
-    with pytest.raises(RankError, match="the GPU of rank 0 waits in symmetric memory for a rank that is lost"):
+    with pytest.raises(RankError, match="rank 0 ends with its group"):
         joined.close()
+    monkeypatch.setattr(Memory, "lost", True)
+    failed = plane(monkeypatch, Torch(), "nccl")
+    with pytest.raises(NeighbourError):
+        failed.connect("symmetric")
+    with pytest.raises(RankError, match="rank 0 ends with its group"):
+        failed.close()
+
+
+def test_the_store_lives_as_long_as_the_group(monkeypatch):
+    """NCCL asks it later than `init_process_group`, by torch's half in C++, which does not keep Python's."""
+    monkeypatch.setattr(data_plane, "dist", Torch())
+    monkeypatch.setattr(data_plane, "share_memory", lambda *_: None)
+
+    class AnyStore:
+        pass
+
+    store = AnyStore()
+    kept = weakref.ref(store)
+    joined = DataPlane("nccl", cast(Any, store), 0, 1, TensorParallelGroup(0, 1), SECONDS, 2, CPU)
+    del store
+    assert kept() is not None
+    joined.close()
+    assert kept() is None

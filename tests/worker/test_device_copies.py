@@ -15,11 +15,12 @@ import torch
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import Grid, Kernel
 from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention
+from orca_kernels.device_copies import to_device
 from orca_kernels.interface import Attention, AttentionForm
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker import device_copies, loaded_partition
-from orca_worker.device_copies import HostCopies, to_device
+from orca_worker.device_copies import HostCopies
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.logprobs import logprob_tensors
 from orca_worker.rows import RowTable
@@ -139,7 +140,8 @@ def test_the_host_never_waits_for_the_device_between_an_iteration_and_its_tokens
         (lambda x: torch.zeros(3).to(GPU), ["to"]),
         (lambda x: torch.from_numpy(np.zeros(3)).to(x.device), ["to"]),
         (lambda x: torch.tensor([1.0], device=GPU), ["tensor"]),
-        (lambda x: torch.zeros(3).to(GPU, non_blocking=True), []),
+        (lambda x: torch.zeros(3).to(GPU, non_blocking=True), ["to"]),
+        (lambda x: torch.zeros(3, dtype=torch.uint8).to(GPU, non_blocking=True), []),
         (lambda x: torch.zeros(3).to(torch.float64), []),
     ],
     ids=[
@@ -152,6 +154,7 @@ def test_the_host_never_waits_for_the_device_between_an_iteration_and_its_tokens
         "to",
         "from_numpy",
         "tensor",
+        "not pinned",
         "non_blocking",
         "same device",
     ],

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -164,9 +165,25 @@ def test_the_store_of_torch_over_it():
     hasty = RendezvousStore(7, ask, datetime.timedelta(milliseconds=1))
     with pytest.raises(RuntimeError, match="no rank set 'group/b'"):
         dist.PrefixStore("group", hasty).wait(["b"], datetime.timedelta(milliseconds=1))
+    assert (prefixed.add("counter", 2), prefixed.add("counter", -3)) == (2, -1)
+    with pytest.raises(RuntimeError, match="the value of 'group/a' is no number"):
+        prefixed.add("a", 1)
     with pytest.raises(RuntimeError):
-        prefixed.add("counter", 1)
+        prefixed.delete_key("a")
+    with ThreadPoolExecutor(2) as ranks:  # what symmetric memory does: each rank's value, and a barrier
+        assert (
+            list(ranks.map(lambda rank: meet(dist.PrefixStore("group", store), rank), range(2))) == [[b"0", b"1"]] * 2
+        )
     loop.call_soon_threadsafe(loop.stop)
+
+
+def meet(store: dist.Store, rank: int) -> list[bytes]:  # type: ignore[name-defined]
+    """Exchange a value with the other rank, and return when it has come, too."""
+    store.set(f"meet/{rank}", str(rank))
+    values = store.multi_get(["meet/0", "meet/1"])
+    store.add("meet/barrier", 1)
+    store.wait(["meet/0", "meet/1"])
+    return [bytes(value) for value in values]
 
 
 async def made() -> Rendezvous:

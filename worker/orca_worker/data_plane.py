@@ -20,15 +20,12 @@ from orca_protos.deadlines import CONNECT_SECONDS
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from orca_worker.device_copies import HostCopies
-from orca_worker.errors import NeighbourError, RankError
+from orca_worker.errors import ModelError, NeighbourError, RankError
 from orca_worker.group_abort import GroupAbort
 from orca_worker.shared_sum import share_memory
 from orca_worker.staging import Staging
-from orca_worker.symmetric_sum import SymmetricSum, TorchSymmetricMemory, check_gpus
+from orca_worker.symmetric_sum import SymmetricSum, TorchSymmetricMemory, unreadable_gpu
 from orca_worker.tensor_parallel_group import TensorParallelGroup
-
-GROUPS_OF_AN_EPOCH = 1 << 32
-"""Numbers by which torch names the groups of an epoch, more than any has."""
 
 
 class DataPlane:
@@ -47,8 +44,9 @@ class DataPlane:
         timeout: float,
         max_in_flight: int,
         device: torch.device,
-        epoch: int,
     ) -> None:
+        self._store: Store | None = store
+        """Torch keeps only the C++ half of a store, and NCCL and symmetric memory use it after this call."""
         self._device = device
         self._rank = rank
         self._world_size = world_size
@@ -63,15 +61,14 @@ class DataPlane:
         self._closed = False
         self._abort = GroupAbort(())
         """Of NCCL's groups, whose waits only an abort ends."""
+        self._shares_memory = False
+        """True if memory of GPUs is shared with the group, or was about to be."""
         self._staging: Staging | None = None
         if backend == "gloo" and device.type != "cpu":
             copies = HostCopies(device)
             self._staging = Staging(device, copies, _start_send, self._lost, self._timeout, max(1, max_in_flight))
         # gloo's wait for the connection of a rank that has died cannot be interrupted. NCCL connects later.
         connect = datetime.timedelta(seconds=min(timeout, CONNECT_SECONDS)) if backend == "gloo" else self._timeout
-        # torch names groups by their number. All ranks must use the same names, which are part of the rendezvous' keys,
-        # and no two epochs may: memory that a group has shared belongs to its name (symmetric_sum.py).
-        dist.distributed_c10d._world.group_count = epoch * GROUPS_OF_AN_EPOCH
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=connect)
             group.process_group = self._new_group(world_size, connect)
@@ -121,11 +118,21 @@ class DataPlane:
             self._share_memory_of_gpus()
 
     def _share_memory_of_gpus(self) -> None:
-        """Let the group sum through symmetric memory. Waits for its ranks in the rendezvous, at most its timeout."""
+        """Let the group sum through symmetric memory; raise ModelError on every rank if one GPU cannot read another.
+
+        Ranks wait for each other in the rendezvous, at most its timeout; torch's exchange of the memory after it has
+        no bound of its own.
+        """
         group, memory = self._group, TorchSymmetricMemory()
-        check_gpus(self._device, group.rank, group.size, memory)
+        unreadable = unreadable_gpu(self._device, group.rank, group.size, memory)
+        verdict = torch.tensor([0.0 if unreadable is None else 1.0], device=self._device)
         assert group.process_group is not None
         try:
+            _start(dist.all_reduce(verdict, group=group.process_group, async_op=True)).wait(self._timeout)
+            if verdict.item():
+                here = "" if unreadable is None else f" (GPU {self._device.index} that of GPU {unreadable})"
+                raise ModelError(f"--all-reduce symmetric: GPUs cannot read each other's memory{here}, use library")
+            self._shares_memory = True
             group.symmetric = SymmetricSum(group.process_group, self._device, memory)
         except RuntimeError as error:
             message = f"rank {self._rank} could not share memory with the other GPUs of its worker: {error}"
@@ -150,9 +157,9 @@ class DataPlane:
 
         Does nothing after `close`.
         """
-        sender = self._rank - distance
-        if self._staging is not None:
-            hidden = self._staging.buffer(shape, dtype)
+        sender, staging = self._rank - distance, self._staging
+        if staging is not None:
+            hidden = staging.buffer(shape, dtype)
         else:
             hidden = torch.empty(shape, dtype=dtype, device=self._device)
         with self._closing:
@@ -178,29 +185,34 @@ class DataPlane:
         """
         if (shared := self._group.shared) is not None:
             shared.leave()
-        if self._staging is not None:
-            self._staging.leave()
+        if (staging := self._staging) is not None:
+            staging.leave()
         self._abort.begin()
 
     def close(self) -> None:
         """Leave the group and abandon pending sends and receives. Ranks that wait for this rank get an error.
 
         Drop CUDA graphs with collectives of this group before: NCCL waits for their end. Raises RankError, which ends
-        the process, if the device waits for a lost rank in symmetric memory.
+        the process, if the group has symmetric memory: a kernel may wait there for a lost rank, and torch counts the
+        exchanges of a process, so that a process that stays and a new one would never meet again.
         """
         self.abandon()  # torch would wait for NCCL's kernels, which may wait for a lost rank
-        if self._group.symmetric is not None and not self._group.symmetric.ended():
-            raise RankError(f"the GPU of rank {self._rank} waits in symmetric memory for a rank that is lost")
+        if self._shares_memory:
+            raise RankError(f"rank {self._rank} ends with its group, whose symmetric memory no later group can replace")
         self._abort.wait()
         with self._closing:
             self._closed = True
             self._sends.clear()
             if self._staging is not None:
                 self._staging.close()
+                self._staging = None  # a cycle, through `_lost`
             self._receives.clear()
             self._group.shared = self._group.symmetric = self._group.process_group = None
             if dist.is_initialized():
                 dist.destroy_process_group()
+            self._store = None
+            # A failed start has counted a group, and the count is a part of the next group's keys in the rendezvous.
+            dist.distributed_c10d._world.group_count = 0
 
     def _wait(self, work: dist.Work, _buffer: torch.Tensor, other: int) -> None:
         try:

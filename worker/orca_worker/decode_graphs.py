@@ -107,6 +107,7 @@ class DecodeGraphs:
         if graph.hidden is not None:
             assert hidden is not None
             graph.hidden[:count] = hidden
+            graph.hidden[count:] = 0  # the layers add in place: padding rows would grow from replay to replay
         graph.replay()
         return graph.output[:count].clone()  # the next replay overwrites the output
 

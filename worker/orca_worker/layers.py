@@ -161,10 +161,12 @@ class PagedAttention:
         self._attention.store(key, value, self.pools, batch.slots)
 
     def rotate_and_store(
-        self, turned: Sequence[torch.Tensor], value: torch.Tensor, rotation: Rotation, batch: RaggedBatch
+        self, queries_and_keys: Sequence[torch.Tensor], value: torch.Tensor, rotation: Rotation, batch: RaggedBatch
     ) -> torch.Tensor:
         """Store rotated keys and values, return rotated queries: `Kernels.rotate_and_store` in this layer's pools."""
-        return self._kernels.rotate_and_store(turned, value, rotation, self._attention, self.pools, batch.slots)
+        return self._kernels.rotate_and_store(
+            queries_and_keys, value, rotation, self._attention, self.pools, batch.slots
+        )
 
     def __call__(self, query: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """Return [S, N x D] for query [S, N, D]; the keys and values of this iteration's tokens are stored."""

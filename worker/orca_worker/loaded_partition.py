@@ -97,6 +97,8 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     heads, kv_heads = group.part(config.num_heads), group.kv_heads(config.num_kv_heads)
     backend = attention_backend(request)
     choice = AttentionChoice(backend, heads.stop - heads.start, kv_heads.stop - kv_heads.start)
+    if request.all_reduce == "symmetric" and dtype == torch.float16:
+        raise ModelError("--all-reduce symmetric: sums float32 and bfloat16, use library or --dtype bfloat16")
     with _demanded(backend):
         kernels = kernels_for(device, dtype, choice)
     if config.weight_format is not None and not config.weight_format.integer_activations and dtype == torch.float16:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from orca_kernels.device_copies import to_device
 from orca_protos import engine_pb2 as pb
-
-from orca_worker.device_copies import to_device
 
 
 @dataclass(slots=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from orca_kernels.device_copies import to_device
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.device_copies import HostCopies, to_device
+from orca_worker.device_copies import HostCopies
 from orca_worker.models.family import ModelPartition
 from orca_worker.pooling import start_pooling
 from orca_worker.prompt_logprobs import start_prompt_logprobs

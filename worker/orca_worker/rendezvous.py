@@ -52,7 +52,7 @@ class Rendezvous:
             return pb.RendezvousReply(error=f"partition 0: {error.details() or error.code().name}")
 
     async def exchange(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Set the key if the request has a value, otherwise wait for the value. Raises RendezvousError."""
+        """Set the key if the request has a value, add to its value, or wait for the value. Raises RendezvousError."""
         if request.epoch != self._epoch or self._closed:
             raise _over(request.epoch)
         if len(request.key) > MAX_KEY_LENGTH:
@@ -60,6 +60,8 @@ class Rendezvous:
         if request.HasField("value"):
             await self._set(request.key, request.value)
             return pb.RendezvousReply()
+        if request.HasField("addend"):
+            return pb.RendezvousReply(value=await self._add(request.key, request.addend))
         return pb.RendezvousReply(value=await self._get(request.key, request.timeout_ms / 1000))
 
     async def close(self) -> None:
@@ -85,15 +87,28 @@ class Rendezvous:
         return reply
 
     async def _set(self, key: str, value: bytes) -> None:
+        async with self._changed:
+            self._keep(key, value)
+            self._changed.notify_all()
+
+    async def _add(self, key: str, addend: int) -> bytes:
+        async with self._changed:
+            try:
+                total = str(int(self._values.get(key, b"0")) + addend).encode()
+            except ValueError as error:
+                raise RendezvousError(f"the value of {key[:100]!r} is no number") from error
+            self._keep(key, total)
+            self._changed.notify_all()
+        return total
+
+    def _keep(self, key: str, value: bytes) -> None:
         added = (
             len(value) - len(self._values[key]) if key in self._values else len(key) + len(value) + KEY_OVERHEAD_BYTES
         )
         if self._num_bytes + added > MAX_BYTES:
             raise RendezvousError(f"the keys and values of an epoch would take more than {MAX_BYTES >> 20} MiB")
-        async with self._changed:
-            self._num_bytes += added
-            self._values[key] = value
-            self._changed.notify_all()
+        self._num_bytes += added
+        self._values[key] = value
 
     async def _get(self, key: str, seconds: float) -> bytes:
         if key in self._values:

@@ -15,8 +15,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 class RendezvousStore(Store):
     """The values of `epoch`. `ask` sends a request and waits for the reply. Thread-safe.
 
-    torch calls `set`, `get`, `wait` and `check`, also from C++. They raise RuntimeError on a timeout or if the
-    controller refuses. All other methods of torch's interface raise RuntimeError.
+    torch calls these methods, also from C++ (a barrier of symmetric memory is `add`, `set` and `wait`). They raise
+    RuntimeError on a timeout or if the controller refuses. All other methods of torch's interface raise RuntimeError.
     """
 
     def __init__(
@@ -34,6 +34,13 @@ class RendezvousStore(Store):
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value."""
         return self._exchange(key, self._timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a key's number, 0 at first, and return the sum."""
+        request = pb.RendezvousRequest(
+            epoch=self._epoch, key=key, timeout_ms=_milliseconds(self._timeout), addend=amount
+        )
+        return int(self._value(request))
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
         """Wait until all keys are set; gloo's `timeout` is that of a connection, and a rank may come later."""
@@ -54,10 +61,17 @@ class RendezvousStore(Store):
         return self
 
     def _exchange(self, key: str, timeout: datetime.timedelta, value: bytes | None = None) -> bytes:
-        request = pb.RendezvousRequest(epoch=self._epoch, key=key, timeout_ms=int(timeout.total_seconds() * 1000))
+        request = pb.RendezvousRequest(epoch=self._epoch, key=key, timeout_ms=_milliseconds(timeout))
         if value is not None:
             request.value = value
+        return self._value(request)
+
+    def _value(self, request: pb.RendezvousRequest) -> bytes:
         reply = self._ask(request)
         if reply.error:
             raise RuntimeError(reply.error)
         return reply.value
+
+
+def _milliseconds(timeout: datetime.timedelta) -> int:
+    return int(timeout.total_seconds() * 1000)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.device_copies import to_device
 from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
 from orca_worker.adapters import AdapterRows, adapter_rows
-from orca_worker.device_copies import to_device
 from orca_worker.prompt_results import PromptRows, num_read, prompt_rows
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from orca_kernels.device_copies import to_device
 from orca_protos import engine_pb2 as pb
-
-from orca_worker.device_copies import to_device
 
 FEW = (128, 4096)
 """Numbers of most likely tokens to search for the kept ones, before sorting the whole vocabulary."""

@@ -55,7 +55,7 @@ class SharedSum:
         """End the present and all later sums of this rank, and of the ranks that wait for it; from any thread."""
         self._process.value = GONE
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         """Return True if `sum` supports this tensor."""
         return x.dtype in self._functions and x.is_contiguous()
 

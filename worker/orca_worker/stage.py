@@ -105,7 +105,6 @@ class Stage:
             request.group_timeout_ms / 1000,
             request.max_in_flight,
             self._device,
-            request.epoch,
         )
         self._data_plane.connect(all_reduce(self._request))
         if self._request.deterministic and self._group.size > 1 and self._group.shared is None:
@@ -265,6 +264,7 @@ class Stage:
         return self._model.logits(output) if self._last else output
 
     def _reset_rows(self) -> None:
+        self._model.adapters.select(None)
         self.masks = TokenMasks(self._last and self._group.rank == 0)
         self._rows = RowTable(self._max_model_len, self._device)
         self._sampler = self._loaded.sampler()

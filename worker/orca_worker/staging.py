@@ -7,9 +7,11 @@ complete, the main thread starts its copy to the device.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -19,6 +21,9 @@ import torch.distributed as dist
 from orca_worker.device_copies import HostCopies
 from orca_worker.errors import NeighbourError
 
+OVER = "the epoch is over"
+LEAST_SECONDS = 0.001
+"""Of a wait that follows another one within the same timeout."""
 StartSend = Callable[[torch.Tensor, int], dist.Work]
 """Starts sending a tensor on the host to a rank. Raises RuntimeError."""
 Lost = Callable[[int, RuntimeError], NeighbourError]
@@ -63,6 +68,8 @@ class Staging:
         """
         if self._failure is not None:
             raise self._failure
+        if self._left:
+            raise self._lost(receiver, RuntimeError(OVER))
         while len(self._sends) >= self._max_in_flight:
             self._finish(self._sends.popleft())
         sent = _Send(self._copies.start(hidden), receiver)
@@ -94,16 +101,22 @@ class Staging:
         """Leave, and drop all sends, so that nothing refers to the group; call on the main thread."""
         self.leave()
         self._sends.clear()
+        self._failure = None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._copied.get_nowait()
+        self._copied.put(None)
 
     def _finish(self, sent: _Send) -> None:
+        begin, seconds = time.monotonic(), self._timeout.total_seconds()
         with self._changed:
-            self._changed.wait_for(lambda: self._left or sent.work or self._failure, self._timeout.total_seconds())
+            self._changed.wait_for(lambda: self._left or sent.work or self._failure, seconds)
             work, failure = sent.work, self._failure
         if work is None:
-            reason = "the epoch is over" if self._left else f"nothing was sent within {self._timeout}"
+            reason = OVER if self._left else f"nothing was sent within {self._timeout}"
             raise failure or self._lost(sent.receiver, RuntimeError(reason))
         try:
-            work.wait(self._timeout)
+            work.wait(datetime.timedelta(seconds=max(LEAST_SECONDS, seconds - (time.monotonic() - begin))))
         except RuntimeError as error:
             raise self._lost(sent.receiver, error) from error
 
@@ -113,7 +126,8 @@ class Staging:
                 (sent.on_host,) = sent.copied()
                 self._start(sent, sent.on_host)
             except Exception as error:  # NeighbourError, or an error of the device
-                self._fail(error.with_traceback(None))  # whose frames refer to the group
+                error.__cause__ = error.__context__ = None  # their frames, and its own, refer to the group
+                self._fail(error.with_traceback(None))
                 return
             del sent  # its memory, while this thread waits for the next send
 

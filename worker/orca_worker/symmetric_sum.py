@@ -2,18 +2,15 @@
 
 Every rank copies its addend into memory that the other GPUs read, and one kernel waits for all ranks, adds the addends,
 and waits until all ranks have read: one exchange, where NCCL's all-reduce of a few tokens makes several. The kernel can
-be part of a CUDA graph. Nothing ends its wait for a lost rank but the end of the process (`ended`).
+be part of a CUDA graph. Nothing ends its wait for a lost rank but the end of the process.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-
-from orca_worker.errors import ModelError
 
 CAPACITY = 512 << 10
 """Bytes of the largest tensor: each rank reads the whole tensor of every other one, for which NCCL moves less data."""
@@ -21,10 +18,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 """Element types of torch's kernel."""
 ALIGNMENT = 16
 """The kernel reads words of this many bytes if the size is a multiple."""
-
-END_SECONDS = 5.0
-"""How long the work that a device has when an epoch ends may take: some iterations, and the abort of NCCL's groups."""
-POLL_SECONDS = 0.01
 
 
 class SymmetricMemory(Protocol):
@@ -41,9 +34,6 @@ class SymmetricMemory(Protocol):
 
     def all_reduce(self, addend: torch.Tensor, group: str) -> torch.Tensor:
         """Return the sum of all ranks' `addend`, a view of the buffer."""
-
-    def is_idle(self, device: torch.device) -> bool:
-        """Return True if the device has ended all work of this process's present stream."""
 
 
 class TorchSymmetricMemory:
@@ -71,26 +61,21 @@ class TorchSymmetricMemory:
         assert isinstance(total, torch.Tensor)
         return total
 
-    def is_idle(self, device: torch.device) -> bool:
-        """See SymmetricMemory."""
-        return torch.cuda.current_stream(device).query()
-
 
 class SymmetricSum:
     """The sum of one tensor-parallel group; every rank must create it at the same time.
 
-    torch keeps what belongs to a group under the group's name: no later group of the process may have the same one.
+    torch keeps what belongs to a group for the rest of the process: no later group of the process may share memory.
     Raises RuntimeError if another rank is lost.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, memory: SymmetricMemory) -> None:
         self._memory = memory
-        self._device = device
         self._group = group.group_name
         self._buffer = memory.empty(CAPACITY, device)
         memory.rendezvous(self._buffer, group)
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def accepts(self, x: torch.Tensor) -> bool:
         """Return True if `sum` supports this tensor; all ranks agree, because they sum tensors of the same form."""
         return x.dtype in DTYPES and x.is_contiguous() and 0 < x.nbytes <= CAPACITY and x.nbytes % ALIGNMENT == 0
 
@@ -100,22 +85,12 @@ class SymmetricSum:
         addend.copy_(x)  # all ranks have read the previous addend: its kernel has ended
         return self._memory.all_reduce(addend, self._group)
 
-    def ended(self, timeout: float = END_SECONDS) -> bool:
-        """Wait until the device is idle, at most `timeout` seconds; return False if a sum still waits for a rank."""
-        deadline = time.monotonic() + timeout
-        while not (idle := self._memory.is_idle(self._device)) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return idle
 
-
-def check_gpus(device: torch.device, rank: int, size: int, memory: SymmetricMemory) -> None:
-    """Raise ModelError if the GPU of this rank of `size` cannot read the memory of another rank's.
+def unreadable_gpu(device: torch.device, rank: int, size: int, memory: SymmetricMemory) -> int | None:
+    """Return a GPU of the group's `size` ranks whose memory the GPU of this rank cannot read, None if there is none.
 
     The GPUs of a worker have successive numbers.
     """
     first = (device.index or 0) - rank
-    for other in range(first, first + size):
-        if other != device.index and not memory.can_read(device, other):
-            raise ModelError(
-                f"--all-reduce symmetric: GPU {device.index} cannot read the memory of GPU {other}, use library"
-            )
+    others = (other for other in range(first, first + size) if other != device.index)
+    return next((other for other in others if not memory.can_read(device, other)), None)

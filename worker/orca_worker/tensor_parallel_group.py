@@ -46,9 +46,9 @@ class TensorParallelGroup:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """All-reduce x, which may be overwritten, and return the sum."""
         try:
-            if self.shared is not None and self.shared.takes(x):
+            if self.shared is not None and self.shared.accepts(x):
                 return self.shared.sum(x)
-            if self.symmetric is not None and self.symmetric.takes(x):
+            if self.symmetric is not None and self.symmetric.accepts(x):
                 return self.symmetric.sum(x)
             if self.size > 1:
                 dist.all_reduce(x, group=self.process_group)

@@ -12,9 +12,9 @@ import threading
 
 import numpy as np
 import torch
+from orca_kernels.device_copies import to_device
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.device_copies import to_device
 from orca_worker.errors import NeighbourError, RankError
 
 WORD_BYTES = 4

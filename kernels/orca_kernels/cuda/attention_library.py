@@ -113,6 +113,7 @@ def attention_library(
 
     Raises AttentionBackendError if torch's is demanded, and made for other GPUs.
     """
+    unload_varlen()  # that of a model which this process had before
     suits = capability == CAPABILITY
     if choice.backend == "torch":
         if not suits:

@@ -189,7 +189,7 @@ class CudaKernels(ReferenceKernels):
 
     def rotate_and_store(
         self,
-        turned: Sequence[torch.Tensor],
+        queries_and_keys: Sequence[torch.Tensor],
         value: torch.Tensor,
         rotation: Rotation,
         attention: Attention,
@@ -198,8 +198,8 @@ class CudaKernels(ReferenceKernels):
     ) -> torch.Tensor:
         """See Kernels.rotate_and_store."""
         if not isinstance(attention, CudaAttention):
-            return super().rotate_and_store(turned, value, rotation, attention, pools, slots)
-        query, key = query_and_key(turned, value.shape[1])
+            return super().rotate_and_store(queries_and_keys, value, rotation, attention, pools, slots)
+        query, key = query_and_key(queries_and_keys, value.shape[1])
         return attention.rotate_and_store(query, key, value, rotation, pools, slots)
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:

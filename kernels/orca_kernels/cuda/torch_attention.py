@@ -17,6 +17,7 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.work import on_host
+from orca_kernels.device_copies import to_device
 from orca_kernels.interface import AnyPools, AttentionBackendError, AttentionForm, PagePools, RaggedBatch
 
 IMPLEMENTATION = "FA3"
@@ -118,8 +119,8 @@ class PagedBatches:
     def of(self, batch: RaggedBatch, owner: object) -> PagedBatch:
         """Return the batch's numbers. `owner`: the layer that asks.
 
-        The batch of a decode graph has other contexts and blocks in every run. So the layer that asked first, which is
-        the first layer of a run, computes them anew on the device each time that it asks, as a part of the graph.
+        The batch of a decode graph has other contexts in every run. So the layer that asked first, which is the first
+        layer of a run, computes them anew on the device each time that it asks, as a part of the graph.
         """
         if (prepared := self._of_batch.get(batch)) is None:
             prepared = self._of_batch[batch] = _Prepared(owner, _numbers(batch))
@@ -130,17 +131,14 @@ class PagedBatches:
 
 def _numbers(batch: RaggedBatch) -> PagedBatch:
     counts = batch.query_start.diff()
-    parts = [batch.query_start, counts]
-    if on_host(batch):
-        parts.append(batch.context_length + counts)
-    # One copy to the device.
-    numbers = torch.cat(parts).to(torch.int32).to(batch.slots.device, non_blocking=True)
-    starts, on_device, *lengths = torch.split(numbers, [len(part) for part in parts])
+    of_host = (batch.context_length + counts,) if on_host(batch) else ()
+    parts = (part.to(torch.int32).numpy() for part in (batch.query_start, counts, *of_host))
+    starts, on_device, *lengths = to_device(batch.slots.device, *parts)
     paged = PagedBatch(
         starts=starts,
         counts=on_device,
         lengths=lengths[0] if lengths else torch.empty_like(on_device),
-        table=batch.block_table.to(torch.int32),
+        table=batch.block_table,
         most_tokens=int(counts.max()),
         most_slots=batch.block_table.shape[1] * BLOCK_SIZE,
     )
@@ -151,8 +149,6 @@ def _numbers(batch: RaggedBatch) -> PagedBatch:
 
 def _refresh(paged: PagedBatch, batch: RaggedBatch) -> None:
     torch.add(batch.context_length, paged.counts, out=paged.lengths)
-    if paged.table is not batch.block_table:
-        paged.table.copy_(batch.block_table)
 
 
 class TorchAttention:

@@ -17,6 +17,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_kernels.cuda.arguments import integers
 from orca_kernels.cuda.modules import Kernel, Launcher
+from orca_kernels.device_copies import to_device
 from orca_kernels.interface import RaggedBatch
 
 PLAN = Kernel("plan.cu", "orca_plan", torch.float32)
@@ -114,15 +115,13 @@ class WorkLists:
         else:
             splits = most_splits_of(tiles, rows, counts, batch.block_table.shape[1] * BLOCK_SIZE, shape)
         split = splits > 1
-        table, starts, contexts = (
-            tensor.to(batch.slots.device, non_blocking=True)
-            for tensor in (torch.from_numpy(tiles), batch.query_start, batch.context_length)
-        )
+        of_host = (batch.context_length.numpy(),) if known else ()
+        table, starts, *contexts = to_device(batch.slots.device, tiles, batch.query_start.numpy(), *of_host)
         num_works = int(splits.sum())
         resident = -(-self._launcher.multiprocessors * shape.resident // shape.kv_heads)
         return WorkList(
             starts=starts,
-            contexts=contexts,
+            contexts=contexts[0] if known else batch.context_length,
             works=torch.empty((num_works, ENTRY), dtype=torch.int32, device=table.device),
             merges=torch.empty((int(split.sum()), ENTRY), dtype=torch.int32, device=table.device),
             counts=torch.empty(2, dtype=torch.int32, device=table.device),

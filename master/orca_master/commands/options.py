@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.model_choices import MAX_ADAPTERS, AllReduce, AttentionBackend, attention_refusal
+from orca_contract.model_choices import MAX_ADAPTERS, AllReduce, AttentionBackend, Device, attention_refusal
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -181,8 +181,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
 
 
-def check_engine_options(arguments: argparse.Namespace, device: str) -> None:
-    """Raise ConfigurationError for an option that workers on a device, cpu or cuda, refuse."""
+def check_engine_options(arguments: argparse.Namespace, device: Device) -> None:
+    """Raise ConfigurationError for an option that workers on a device refuse."""
     if refusal := attention_refusal(arguments.attention_backend, device):
         raise ConfigurationError(f"--attention-backend {refusal}")
 

@@ -172,11 +172,11 @@ class LlamaAttention:
         num_queries, num_keys = self.heads
         heads = self.qkv(x).view(len(x), -1, self.head_dim)
         both, value = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
-        turned = [both]
+        queries_and_keys = [both]
         if self.head_norms is not None:
             parts = (both[:, :num_queries], both[:, num_queries:])
-            turned = [norm(part) for norm, part in zip(self.head_norms, parts, strict=True)]
-        query = self.attention.rotate_and_store(turned, value, rotation, batch)
+            queries_and_keys = [norm(part) for norm, part in zip(self.head_norms, parts, strict=True)]
+        query = self.attention.rotate_and_store(queries_and_keys, value, rotation, batch)
         if last is not None:
             query, batch = query[last.tokens], last.ragged
         return self.attention(query, batch)
