@@ -75,7 +75,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_lookahead_changes_no_token(checkpoint, tmp_path, ranks):
     """Ends of sequence, penalties and drawn tokens, more requests than fit a batch; half with repetition penalties."""
     model = with_tokenizer(checkpoint(NAME), tmp_path)

@@ -42,7 +42,7 @@ def test_the_trap_springs(folder, program):
     assert len(pickle_trap.processes(folder)) == 1
 
 
-@pytest.mark.parametrize(("partitions", "ranks"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("partitions", "ranks"), [pytest.param(1, 2, marks=pytest.mark.exhaustive), (2, 2)])
 def test_no_rank_reads_a_pickle(checkpoint, folder, partitions, ranks):
     """From the start over a completion to the end, several ranks per partition among them."""
     options = ("--pipeline-parallel-size", str(partitions), "--tensor-parallel-size", str(ranks))
