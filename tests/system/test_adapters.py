@@ -37,7 +37,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(
     ("partitions", "ranks"),
-    [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.long), (2, 2)],
+    [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.exhaustive), (2, 2)],
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_adapters_in_one_batch_equal_the_merged_models(variant, partitions, ranks, checkpoint, worker_pool, tmp_path):
