@@ -4,11 +4,11 @@
     python benchmarks/kernels.py --device cuda
 
 Attention: 12 heads of size 64 (on a GPU 32 heads of size 128) over scattered blocks, on a CPU also of a K/V cache of
-integers, which is compared with the cache of the activations' type, on a GPU also by torch's library
-(orca_kernels/cuda/torch_attention.py). Linear layers, on a CPU: those of
-a model with hidden size 768, several copies one after another, like the layers of a model. Operations on single rows:
-repeated on the same data. Reported: microseconds per call, the minimum of several interleaved passes, and the rates
-that follow from the bytes and FLOPs of orca_bench/estimates.py.
+integers, which is compared with the cache of the activations' type, on a GPU also by torch's library and by FlashInfer
+(orca_kernels/cuda/torch_attention.py, flashinfer_attention.py; a plan of FlashInfer's is made once, in the warm-up).
+Linear layers, on a CPU: those of a model with hidden size 768, several copies one after another, like the layers of a
+model. Operations on single rows: repeated on the same data. Reported: microseconds per call, the minimum of several
+interleaved passes, and the rates that follow from the bytes and FLOPs of orca_bench/estimates.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
-from orca_kernels.cuda.attention_library import AttentionChoice, TorchLibrary
+from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary
+from orca_kernels.cuda.flashinfer_attention import FlashInferSource
 from orca_kernels.cuda.modules import resident_blocks
+from orca_kernels.cuda.torch_attention import TorchSource
 from orca_kernels.cuda.work import Shape, splits_of, tiles_of
 from orca_kernels.interface import (
     AnyPools,
@@ -103,7 +105,7 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
     fused, plain = kernels_for(device, dtype), ReferenceKernels()
     form = AttentionForm(head_dim, scale=0.125)
     fused_attention, plain_attention = (kernels.attention(form, dtype) for kernels in (fused, plain))
-    library = library_attention(form, heads, dtype, device)
+    libraries = library_attentions(form, heads, dtype, device)
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts, device)
         layers: list[AnyPools] = [
@@ -118,8 +120,8 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
 
         works = [partial(over, fused_attention), partial(over, plain_attention)]
         others = []
-        if library is not None:
-            others.append("torch's library")
+        for library_name, library in libraries.items():
+            others.append(f"{library_name}'s library")
             pages = [filled(library.new_pools(num_blocks, heads, dtype, device)) for _ in layers]
             works.append(partial(over, library, pages))
         if device.type == "cpu":
@@ -143,15 +145,20 @@ def filled(pools: AnyPools) -> AnyPools:
     return type(pools)(*(pool.normal_() for pool in pools))
 
 
-def library_attention(form: AttentionForm, heads: int, dtype: torch.dtype, device: torch.device) -> Attention | None:
-    """Return torch's attention on a GPU, None with a line that says why if there is none."""
+def library_attentions(
+    form: AttentionForm, heads: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Attention]:
+    """Return the attentions of the libraries on a GPU; print why for each library that has none."""
+    attentions: dict[str, Attention] = {}
     if device.type != "cuda":
-        return None
-    try:
-        return TorchLibrary(AttentionChoice("torch", heads, heads), device).attention(form, dtype)
-    except AttentionBackendError as error:
-        print(f"attention by torch's library: {error}")
-        return None
+        return attentions
+    for source in (TorchSource(), FlashInferSource(device)):
+        try:
+            library = CheckedLibrary(source, AttentionChoice("auto", heads, heads), device)
+            attentions[source.name] = library.attention(form, dtype)
+        except AttentionBackendError as error:
+            print(f"attention by {source.name}'s library: {error}")
+    return attentions
 
 
 def partial_results(parts: Sequence[tuple[int, int]], heads: int, head_dim: int) -> str:

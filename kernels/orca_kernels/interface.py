@@ -75,12 +75,27 @@ class Int8Pools(NamedTuple):
 
 
 class PagePools(NamedTuple):
-    """K/V blocks of one layer in the layout of a paged cache of FlashAttention: a page is a block."""
+    """K/V blocks of one layer in the layout of a paged cache of FlashAttention and FlashInfer: a page is a block."""
 
     keys: torch.Tensor
     """[B, 16, G, D]."""
     values: torch.Tensor
     """[B, 16, G, D]."""
+
+    @classmethod
+    def zeros(
+        cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> PagePools:
+        """Return new zeroed pools."""
+        import torch
+
+        shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
+        return cls(*(torch.zeros(shape, dtype=dtype, device=device) for _ in cls._fields))
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """See Attention.store."""
+        for pool, rows in zip(self, (key, value), strict=True):
+            pool.flatten(0, 1).index_copy_(0, slots, rows)
 
 
 AnyPools = Pools | Int8Pools | PagePools
@@ -172,6 +187,10 @@ def block_pools(
 class Attention(Protocol):
     """Causal attention of one form over K/V pools."""
 
+    recordable: bool
+    """False if the attention reads the lengths of requests on the host, so that a replay would repeat those of the
+    recording."""
+
     def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
         """Return zeroed pools in the layout of this attention, for queries, keys and values of `dtype`.
 
@@ -190,6 +209,11 @@ class Attention(Protocol):
 
 class AttentionBackendError(Exception):
     """A GPU or a model cannot have the attention that a server demands; the message says why, in one line."""
+
+    @classmethod
+    def caused_by(cls, problem: str, error: Exception) -> AttentionBackendError:
+        """Return the error of a problem, with the type of its cause and the first line of the cause's message."""
+        return cls(": ".join([problem, type(error).__name__, *str(error).splitlines()[:1]]))
 
 
 class Kernels(Protocol):

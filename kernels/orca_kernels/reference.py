@@ -71,6 +71,8 @@ class ReferenceIntegerLinear(ReferenceLinear):
 class ReferenceAttention:
     """Implements `orca_kernels.interface.Attention` for every form. Reads lengths on the host."""
 
+    recordable = False
+
     def __init__(self, form: AttentionForm) -> None:
         self._form = form
 

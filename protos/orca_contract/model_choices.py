@@ -24,8 +24,8 @@ Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 """Backend of the data plane: gloo on CPUs, nccl or gloo on GPUs."""
 
-AttentionBackend = Literal["auto", "orca", "torch"]
-"""Attention of the workers' GPUs: ORCA's own kernels, torch's library, or (auto) what suits the GPU."""
+AttentionBackend = Literal["auto", "orca", "torch", "flashinfer"]
+"""Attention of the workers' GPUs: ORCA's own kernels, torch's library, FlashInfer's, or (auto) what suits the GPU."""
 AllReduce = Literal["library", "symmetric"]
 """Sum over the ranks of a worker: the one of the backend's library, or for small tensors torch's symmetric memory."""
 MOST_SYMMETRIC_RANKS = 8

@@ -5,27 +5,42 @@ from __future__ import annotations
 import itertools
 import logging
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
-from orca_kernels.cuda import attention_library, modules
-from orca_kernels.cuda.attention_library import AttentionChoice, PreferredLibrary, TorchLibrary
+from orca_contract.model_choices import AttentionBackend
+from orca_kernels.cuda import attention_library, modules, torch_attention
+from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary, PreferredLibrary
+from orca_kernels.cuda.flashinfer_attention import FlashInferAttention, FlashInferSource
 from orca_kernels.cuda.kernels import CudaAttention, CudaKernels
-from orca_kernels.cuda.torch_attention import TorchAttention
+from orca_kernels.cuda.torch_attention import TorchAttention, TorchSource
 from orca_kernels.fallback import Operations
 from orca_kernels.interface import AttentionBackendError, AttentionForm
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels
 from orca_kernels.select import kernels_for
+from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.paged_varlen import fake_flash_attention
 from torch.nn.attention.varlen import varlen_attn_out
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FORM, WINDOW, SOFTCAP = AttentionForm(64, 0.125), AttentionForm(64, 0.125, 40), AttentionForm(64, 0.125, softcap=50.0)
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+LIBRARIES = {
+    "auto": (PreferredLibrary, "torch"),
+    "orca": (type(None), None),
+    "torch": (CheckedLibrary, "torch"),
+    "flashinfer": (CheckedLibrary, "flashinfer"),
+}
+"""Of a Hopper GPU: class and name."""
 
 
 def choice(backend: str) -> AttentionChoice:
     return AttentionChoice(backend, 4, 2)
+
+
+def torchs(load, backend: str = "torch") -> CheckedLibrary:
+    return CheckedLibrary(TorchSource(load), choice(backend), CPU)
 
 
 class Loader:
@@ -50,27 +65,29 @@ def refusing(*_, **__) -> None:
     raise RuntimeError("no kernel image is available\nfor execution on the device")
 
 
-@pytest.mark.parametrize(("backend", "capability"), list(itertools.product(("auto", "orca", "torch"), CAPABILITIES)))
+@pytest.mark.parametrize(("backend", "capability"), list(itertools.product(get_args(AttentionBackend), CAPABILITIES)))
 def test_the_library_of_a_gpu(backend, capability):
-    """By default only on the GPUs for which it is made."""
+    """By default only torch's, on the GPUs for which it is made."""
     if backend == "torch" and capability != (9, 0):
         words = "FlashAttention-3 needs compute capability 9.0, this GPU has " + ".".join(map(str, capability))
         with pytest.raises(AttentionBackendError, match=f"^{words}$"):
             attention_library.attention_library(choice(backend), capability, GPU)
         return
     library = attention_library.attention_library(choice(backend), capability, GPU)
-    wanted = {"auto": PreferredLibrary, "orca": type(None), "torch": TorchLibrary}[backend]
-    assert type(library) is (wanted if capability == (9, 0) else type(None))
+    if backend == "flashinfer" or capability == (9, 0):
+        assert (type(library), library and library.name) == LIBRARIES[backend]
+    else:
+        assert library is None
 
 
 def test_each_form_is_tested_once():
     load = Loader()
-    library = TorchLibrary(choice("torch"), CPU, load)
+    library = torchs(load)
     with fake_flash_attention() as calls:
         for _ in range(3):
             for form in (FORM, WINDOW):
                 assert isinstance(library.attention(form, torch.bfloat16), TorchAttention)
-    assert load.loads == 2
+    assert load.loads == 1
     assert [call["window"] for call in calls] == [(-1, 0)] * 2 + [(39, 0)] * 2
     assert {call["max_q"] for call in calls} == {33}
 
@@ -79,7 +96,7 @@ def test_a_form_that_the_library_lacks_is_refused_before_it_is_loaded():
     load = Loader()
     for form, dtype in ((SOFTCAP, torch.bfloat16), (FORM, torch.float32)):
         with pytest.raises(AttentionBackendError):
-            TorchLibrary(choice("torch"), CPU, load).attention(form, dtype)
+            torchs(load).attention(form, dtype)
     assert load.loads == 0
 
 
@@ -93,8 +110,8 @@ def test_a_form_that_the_library_lacks_is_refused_before_it_is_loaded():
 def test_a_self_test_that_fails(varlen, words, monkeypatch):
     """It is not repeated for the next layer, and torch's other functions get their own attention back."""
     released, loads = [], []
-    monkeypatch.setattr(attention_library, "unload_varlen", lambda: released.append(True))
-    library = TorchLibrary(choice("torch"), CPU, lambda: loads.append(True) or varlen)
+    monkeypatch.setattr(torch_attention, "unload_varlen", lambda: released.append(True))
+    library = torchs(lambda: loads.append(True) or varlen)
     for _ in range(3):
         with pytest.raises(AttentionBackendError, match=f"^the self-test of torch's attention failed: {words}$"):
             library.attention(FORM, torch.bfloat16)
@@ -102,7 +119,7 @@ def test_a_self_test_that_fails(varlen, words, monkeypatch):
 
 
 def kernels(load, preferred=True) -> CudaKernels:
-    library = TorchLibrary(choice("auto"), CPU, load)
+    library = torchs(load, "auto")
     return CudaKernels(SimpleNamespace(), "CUDA sm_90", PreferredLibrary(library) if preferred else library)
 
 
@@ -112,6 +129,49 @@ def test_the_name_says_who_computes_attention():
     with fake_flash_attention():
         assert isinstance(made.attention(FORM, torch.bfloat16), TorchAttention)
     assert made.name == "CUDA sm_90, attention by torch"
+
+
+def test_flashinfer_is_tested_once_per_form_and_named():
+    fake = FakeFlashInfer()
+    library = CheckedLibrary(FlashInferSource(CPU, lambda: fake, FakeEvent), choice("flashinfer"), CPU)
+    made = CudaKernels(SimpleNamespace(), "CUDA sm_80", library)
+    for _ in range(3):
+        for form in (FORM, WINDOW, SOFTCAP):
+            assert isinstance(made.attention(form, torch.bfloat16), FlashInferAttention)
+    assert [wrapper.runs for wrapper in fake.wrappers] == [1, 1, 1]
+    assert made.name == "CUDA sm_80, attention by flashinfer"
+
+
+class Untrue:
+    """A wrapper that writes nothing, or whose planner fails."""
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def plan(self, *_, **__) -> None:
+        if self._error:
+            raise RuntimeError(f"{self._error}\nand more")
+
+    def run(self, query, pages, *, out):
+        return out.zero_()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("", r"results differ from those of the reference by \d\.\de[+-]\d\d"),
+        ("Could not find nvcc", "RuntimeError: Could not find nvcc"),
+    ],
+)
+def test_a_self_test_of_flashinfer_that_fails(error, words):
+    loads = []
+    source = FlashInferSource(CPU, lambda: loads.append(True) or (lambda *_: Untrue(error)), FakeEvent)
+    library = CheckedLibrary(source, choice("flashinfer"), CPU)
+    for _ in range(3):
+        with pytest.raises(AttentionBackendError, match=f"^the self-test of flashinfer's attention failed: {words}$"):
+            library.attention(FORM, torch.bfloat16)
+    assert len(loads) == 1
+    assert source._plans is None
 
 
 @pytest.mark.parametrize(
@@ -159,8 +219,7 @@ def hopper(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "library"),
-    [(None, type(None)), ("orca", type(None)), ("auto", PreferredLibrary), ("torch", TorchLibrary)],
+    ("wanted", "library"), [(None, type(None)), *((name, kind) for name, (kind, _) in LIBRARIES.items())]
 )
 def test_the_kernels_of_a_hopper_gpu_have_the_chosen_library(wanted, library, hopper):
     made = kernels_for(GPU, torch.bfloat16, wanted and choice(wanted))
@@ -168,7 +227,7 @@ def test_the_kernels_of_a_hopper_gpu_have_the_chosen_library(wanted, library, ho
     assert type(made._library) is library
 
 
-@pytest.mark.parametrize("backend", ["orca", "torch"])
+@pytest.mark.parametrize("backend", ["orca", "torch", "flashinfer"])
 def test_what_is_demanded_is_not_replaced_by_plain_torch(backend, hopper, monkeypatch):
     def launcher() -> object:
         raise ImportError("No module named 'cupy'")

@@ -48,7 +48,7 @@ def test_every_option_of_the_rendered_commands_is_listed(tls):
         (["--"], False),
         (["--portal"], True),
         (["--max-queue-tokens", "-1"], True),
-        (["--attention-backend", "torch"], True),
+        (["--attention-backend", "flashinfer"], True),
     ],
 )
 def test_an_abbreviation_counts_as_its_option(arguments, free):

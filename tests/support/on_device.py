@@ -120,6 +120,7 @@ class _Attention:
     def __init__(self, device: OnDevice, there: Attention) -> None:
         self._device = device
         self.there = there
+        self.recordable = there.recordable
 
     def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
         return self._there.new_pools(num_blocks, num_kv_heads, dtype, device)

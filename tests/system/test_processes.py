@@ -226,6 +226,10 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--pipeline", "a:1", "--model", "m", "--attention-backend", "orca"],
         "--attention-backend orca: only GPUs have a choice, use auto or a GPU",
     ),
+    (
+        ["serve", str(DEMO), "--attention-backend", "flashinfer"],
+        "--attention-backend flashinfer: only GPUs have a choice, use auto",
+    ),
 ]
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from orca_kernels.cuda.attention_library import AttentionLibrary
+from orca_kernels.cuda.flashinfer_attention import FlashInferAttention, Plans
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import Grid, Kernel
 from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention
@@ -27,6 +29,7 @@ from orca_worker.rows import RowTable
 from orca_worker.sampling import sample
 from orca_worker.stage import Stage
 from support.host_waits import HostWaits
+from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from torch.nn.attention.varlen import varlen_attn_out
 
 GPU = torch.device("meta")
@@ -179,9 +182,21 @@ class Torch:
 
     def __init__(self) -> None:
         self._batches = PagedBatches()
+        self.name = "torch"
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         return TorchAttention(varlen_attn_out, self._batches, form)
+
+
+class FlashInfer:
+    """Has attention computed by FlashInfer, which support/paged_flashinfer.py plays without data."""
+
+    def __init__(self) -> None:
+        self._plans = Plans(FakeFlashInfer(), GPU, FakeEvent)
+        self.name = "flashinfer"
+
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        return FlashInferAttention(self._plans, form)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gpt2-head64-tied"])
@@ -196,7 +211,12 @@ def test_nor_with_attention_by_torch(name, checkpoint, monkeypatch):
     check_waits(checkpoint(name), SAMPLINGS["greedy"], "bfloat16", Torch(), monkeypatch)
 
 
-def check_waits(path: Path, sampling: pb.Sampling, dtype: str, library: Torch | None, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "mistral-gqa"])
+def test_nor_with_attention_by_flashinfer(name, checkpoint, monkeypatch):
+    check_waits(checkpoint(name), SAMPLINGS["greedy"], "bfloat16", FlashInfer(), monkeypatch)
+
+
+def check_waits(path: Path, sampling: pb.Sampling, dtype: str, library: AttentionLibrary | None, monkeypatch) -> None:
     """Run iterations on a GPU that the device "meta" plays, and assert that the host has not waited."""
     monkeypatch.setattr(loaded_partition, "rank_device", lambda *_: GPU)
     monkeypatch.setattr(loaded_partition, "kernels_for", lambda *_: CudaKernels(NoLauncher(), library=library))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from orca_kernels.cuda.attention_library import TorchLibrary
+import torch
+from orca_kernels.cuda.attention_library import CheckedLibrary
+from orca_kernels.cuda.flashinfer_attention import FlashInferSource
 from orca_kernels.cuda.kernels import CudaKernels
+from orca_kernels.cuda.torch_attention import TorchSource
 from orca_kernels.interface import AttentionBackendError
 from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
@@ -17,6 +21,7 @@ from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from support.checkpoints import VARIANTS
+from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.paged_varlen import fake_flash_attention
 from torch.nn.attention.varlen import varlen_attn_out
 
@@ -85,8 +90,15 @@ def test_the_facts_name_the_type_of_the_cache(checkpoint):
             {"deterministic": True, "device": "cuda"},
             "--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU",
         ),
-        ({"attention_backend": "triton"}, "attention_backend 'triton': this worker knows auto, orca, torch"),
+        (
+            {"attention_backend": "triton"},
+            "attention_backend 'triton': this worker knows auto, orca, torch, flashinfer",
+        ),
         ({"attention_backend": "torch"}, "attention_backend torch: only GPUs have a choice, use auto or a GPU"),
+        (
+            {"attention_backend": "flashinfer"},
+            "attention_backend flashinfer: only GPUs have a choice, use auto or a GPU",
+        ),
     ],
 )
 def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
@@ -97,6 +109,7 @@ def test_a_quantization_that_a_worker_lacks_is_refused(fields, message):
     check_request(request("m", deterministic=True))
     check_request(request("m", attention_backend="auto"))
     check_request(request("m", attention_backend="torch", device="cuda"))
+    check_request(request("m", attention_backend="flashinfer", device="cuda"))
     check_request(request("m", device="cuda", communication_backend="gloo"))
     check_request(request("m", device="cuda", all_reduce="symmetric", tensor_parallel_size=8))
     check_request(request("m", all_reduce="library"))
@@ -117,24 +130,44 @@ def test_the_attention_of_a_gpu_is_chosen_with_the_heads_of_the_rank(ranks, chec
     monkeypatch.setattr(loaded_partition, "kernels_for", kernels_for)
     path = checkpoint("llama-gqa-tied")
     config = read_model_config(path)
-    for backend in ("", "orca", "torch"):
+    for backend in ("", "orca", "torch", "flashinfer"):
         wanted = request(path, attention_backend=backend, tensor_parallel_size=ranks)
         assert load_partition(wanted, ranks - 1, lambda _: None).facts().attention_backend == backend
     heads = (config.num_heads // ranks, config.num_kv_heads // ranks)
-    assert choices == [(backend, *heads) for backend in ("auto", "orca", "torch")]
+    assert choices == [(backend, *heads) for backend in ("auto", "orca", "torch", "flashinfer")]
 
 
 def test_the_facts_name_the_attention_by_torch(checkpoint, monkeypatch):
     """As the master's start reports the kernels; layers without it would be named in a warning."""
 
     def kernels_for(device, dtype, choice):
-        return CudaKernels(SimpleNamespace(), "CUDA sm_90", TorchLibrary(choice, device, lambda: varlen_attn_out))
+        return CudaKernels(
+            SimpleNamespace(), "CUDA sm_90", CheckedLibrary(TorchSource(lambda: varlen_attn_out), choice, device)
+        )
 
     monkeypatch.setattr(loaded_partition, "kernels_for", kernels_for)
+    monkeypatch.setattr(loaded_partition, "CudaGraphRecorder", object)
     with fake_flash_attention():
         loaded = load_partition(request(checkpoint("llama-gqa-tied"), dtype="bfloat16"), 0, lambda _: None)
     assert loaded.facts().kernels == "CUDA sm_90, attention by torch"
+    assert replace(loaded, device=torch.device("cuda")).recorder() is not None
     assert not any(attention.is_reference for attention in loaded.model.attentions())
+
+
+@pytest.mark.parametrize("variant", ["llama-gqa-tied", "gemma2-gqa-tied"])
+def test_no_graph_contains_the_attention_by_flashinfer(variant, checkpoint, monkeypatch):
+    """Its plan is made on the host for each batch. The facts name it, as they name torch's."""
+    fake = FakeFlashInfer()
+
+    def kernels_for(device, dtype, choice):
+        source = FlashInferSource(device, lambda: fake, FakeEvent)
+        return CudaKernels(SimpleNamespace(), "CUDA sm_80", CheckedLibrary(source, choice, device))
+
+    monkeypatch.setattr(loaded_partition, "kernels_for", kernels_for)
+    loaded = load_partition(request(checkpoint(variant), dtype="bfloat16"), 0, lambda _: None)
+    assert loaded.facts().kernels == "CUDA sm_80, attention by flashinfer"
+    assert not any(attention.is_reference for attention in loaded.model.attentions())
+    assert replace(loaded, device=torch.device("cuda")).recorder() is None
 
 
 class Refusing(ReferenceKernels):

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orca_kernels.cuda.attention_library import AttentionChoice, TorchLibrary
-from orca_kernels.cuda.torch_attention import TorchAttention
+from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary
+from orca_kernels.cuda.torch_attention import TorchAttention, TorchSource
 from orca_kernels.interface import Attention, AttentionForm, PagePools
 from orca_kernels.recorder import OperationRecorder
 from orca_kernels.reference import ReferenceKernels
@@ -27,7 +27,7 @@ class WithLibrary(ReferenceKernels):
 
     def __init__(self, config) -> None:
         choice = AttentionChoice("torch", config.num_heads, config.num_kv_heads)
-        self._library = TorchLibrary(choice, CPU, lambda: varlen_attn_out)
+        self._library = CheckedLibrary(TorchSource(lambda: varlen_attn_out), choice, CPU)
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         return self._library.attention(form, dtype)

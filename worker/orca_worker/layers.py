@@ -145,8 +145,13 @@ class PagedAttention:
 
     @property
     def is_reference(self) -> bool:
-        """True if the attention is plain torch, which reads lengths on the host."""
+        """True if the attention is plain torch."""
         return isinstance(self._attention, ReferenceAttention)
+
+    @property
+    def recordable(self) -> bool:
+        """See `orca_kernels.interface.Attention`."""
+        return self._attention.recordable
 
     def new_pools(self, num_blocks: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
         """Return zeroed pools in the layout of the attention, for activations of `dtype`."""

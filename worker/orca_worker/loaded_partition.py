@@ -65,8 +65,8 @@ class LoadedPartition:
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:
         """Return the recorder of decode iterations and the batch sizes to record; None if all batches run eagerly."""
-        if self.request.enforce_eager or any(entry.is_reference for entry in self.model.attentions()):
-            return None  # a replay would repeat the lengths that the reference's attention has read on the host
+        if self.request.enforce_eager or not all(entry.recordable for entry in self.model.attentions()):
+            return None
         if self.device.type == "cuda":
             return CudaGraphRecorder(), CUDA_SIZES
         if isinstance(self.kernels, CpuKernels) and self.group.size == 1:  # sums over ranks cannot be recorded

@@ -110,6 +110,8 @@ class PanelLinear:
 class CpuAttention:
     """Implements `orca_kernels.interface.Attention` over cpu/attention.h, in the layout of cpu/rows.h."""
 
+    recordable = True
+
     def __init__(self, calls: Calls, store: Function, attend: Function, form: AttentionForm) -> None:
         self._calls = calls
         self._store = store

@@ -1,29 +1,22 @@
-"""Which attention a model's layers have on a GPU: ORCA's kernels, or torch's library (torch_attention.py).
+"""Which attention a model's layers have on a GPU: ORCA's kernels, torch's library (torch_attention.py), or FlashInfer's
+(flashinfer_attention.py).
 
-Until docs/benchmarks has a table with date and card, the library is the default on the GPUs for which it is made: it
-computes each form of attention there whose self-test passes. **Not yet run on a GPU.**
+Until docs/benchmarks has a table with date and card, torch's is the default on the GPUs for which it is made: it
+computes each form of attention there whose self-test passes. FlashInfer's is used on demand only, because no decode
+graph can contain it. **Not yet run on a GPU.**
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from orca_contract.model_choices import AttentionBackend
 
 from orca_kernels.attention_self_test import SelfTestError, self_test_attention
-from orca_kernels.cuda.torch_attention import (
-    CAPABILITY,
-    PagedBatches,
-    TorchAttention,
-    Varlen,
-    check_form,
-    load_varlen,
-    one_line,
-    unload_varlen,
-)
+from orca_kernels.cuda.flashinfer_attention import FlashInferSource
+from orca_kernels.cuda.torch_attention import CAPABILITY, TorchSource
 from orca_kernels.interface import Attention, AttentionBackendError, AttentionForm
 
 logger = logging.getLogger(__name__)
@@ -37,8 +30,24 @@ class AttentionChoice(NamedTuple):
     num_kv_heads: int
 
 
+class AttentionSource(Protocol):
+    """The attentions of one library, untested."""
+
+    name: str
+    """As `AttentionBackend` has it."""
+
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
+        """Return a new attention; raise AttentionBackendError if the library lacks the form or cannot be loaded."""
+
+    def release(self) -> None:
+        """Undo what loading the library has changed or allocated: no attention of it is used."""
+
+
 class AttentionLibrary(Protocol):
     """Attentions that are not ORCA's own kernels."""
+
+    name: str
+    """See AttentionSource.name."""
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention | None:
         """Return the attention of a layer, None if ORCA's kernels are to compute it.
@@ -47,18 +56,18 @@ class AttentionLibrary(Protocol):
         """
 
 
-class TorchLibrary:
-    """An `AttentionLibrary` that has every layer computed by torch. Raises AttentionBackendError where that fails.
+class CheckedLibrary:
+    """An `AttentionLibrary` that has every layer computed by a source. Raises AttentionBackendError where that fails.
 
-    Each form is tested once. `load` returns torch's function; tests replace it.
+    Each form is tested once.
     """
 
-    def __init__(self, choice: AttentionChoice, device: torch.device, load: Callable[[], Varlen] = load_varlen) -> None:
+    def __init__(self, source: AttentionSource, choice: AttentionChoice, device: torch.device) -> None:
+        self.name = source.name
+        self._source = source
         self._heads = (choice.num_heads, choice.num_kv_heads)
         self._device = device
-        self._load = load
-        self._batches = PagedBatches()
-        self._passed: dict[tuple[AttentionForm, torch.dtype], Varlen] = {}
+        self._passed: set[tuple[AttentionForm, torch.dtype]] = set()
         self._refused: dict[tuple[AttentionForm, torch.dtype], AttentionBackendError] = {}
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
@@ -68,30 +77,31 @@ class TorchLibrary:
             raise self._refused[kind]
         if kind not in self._passed:
             try:
-                self._passed[kind] = self._tested(form, dtype)
+                self._test(form, dtype)
             except AttentionBackendError as error:
                 self._refused[kind] = error
                 raise
-        return TorchAttention(self._passed[kind], self._batches, form)
+            self._passed.add(kind)
+        return self._source.attention(form, dtype)
 
-    def _tested(self, form: AttentionForm, dtype: torch.dtype) -> Varlen:
-        check_form(form, dtype)
-        varlen = self._load()
+    def _test(self, form: AttentionForm, dtype: torch.dtype) -> None:
+        tried = self._source.attention(form, dtype)
         try:
-            tried = TorchAttention(varlen, PagedBatches(), form)
             self_test_attention(tried, form, self._heads, dtype, self._device)
         except Exception as error:  # also of the library: an argument that it refuses, a kernel that it lacks
             if not self._passed:
-                unload_varlen()
-            reason = str(error) if isinstance(error, SelfTestError) else one_line(error)
-            raise AttentionBackendError(f"the self-test of torch's attention failed: {reason}") from error
-        return varlen
+                self._source.release()
+            problem = f"the self-test of {self.name}'s attention failed"
+            if isinstance(error, SelfTestError):
+                raise AttentionBackendError(f"{problem}: {error}") from error
+            raise AttentionBackendError.caused_by(problem, error) from error
 
 
 class PreferredLibrary:
     """An `AttentionLibrary` that leaves to ORCA's kernels what another one refuses, with one log line per reason."""
 
     def __init__(self, library: AttentionLibrary) -> None:
+        self.name = library.name
         self._library = library
         self._logged: set[str] = set()
 
@@ -101,7 +111,7 @@ class PreferredLibrary:
             return self._library.attention(form, dtype)
         except AttentionBackendError as error:
             if str(error) not in self._logged:
-                logger.warning("attention by ORCA's kernels, not by torch's library: %s", error)
+                logger.warning("attention by ORCA's kernels, not by %s's library: %s", self.name, error)
             self._logged.add(str(error))
             return None
 
@@ -114,10 +124,13 @@ def attention_library(
     Raises AttentionBackendError if torch's is demanded, and made for other GPUs.
     """
     unload_varlen()  # that of a model which this process had before
+    if choice.backend == "flashinfer":
+        return CheckedLibrary(FlashInferSource(device), choice, device)
     suits = capability == CAPABILITY
-    if choice.backend == "torch":
-        if not suits:
-            needed, present = (".".join(map(str, version)) for version in (CAPABILITY, capability))
-            raise AttentionBackendError(f"FlashAttention-3 needs compute capability {needed}, this GPU has {present}")
-        return TorchLibrary(choice, device)
-    return PreferredLibrary(TorchLibrary(choice, device)) if choice.backend == "auto" and suits else None
+    if choice.backend == "torch" and not suits:
+        needed, present = (".".join(map(str, version)) for version in (CAPABILITY, capability))
+        raise AttentionBackendError(f"FlashAttention-3 needs compute capability {needed}, this GPU has {present}")
+    if choice.backend == "orca" or not suits:
+        return None
+    torchs = CheckedLibrary(TorchSource(), choice, device)
+    return torchs if choice.backend == "torch" else PreferredLibrary(torchs)

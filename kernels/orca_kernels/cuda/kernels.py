@@ -69,6 +69,8 @@ class CudaLinear(ReferenceLinear):
 class CudaAttention:
     """Implements `orca_kernels.interface.Attention` with the attention kernels of `source`."""
 
+    recordable = True
+
     def __init__(
         self, launcher: Launcher, work_lists: WorkLists, source: str, form: AttentionForm, dtype: torch.dtype
     ) -> None:
@@ -205,7 +207,7 @@ class CudaKernels(ReferenceKernels):
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """See Kernels.attention. Raises AttentionBackendError if the library is demanded and lacks the form."""
         if self._library is not None and (attention := self._library.attention(form, dtype)) is not None:
-            self.name = f"{self._own_name}, attention by torch"
+            self.name = f"{self._own_name}, attention by {self._library.name}"
             return attention
         source = attention_source(dtype, form.head_dim)
         if source is None or not form.options() <= ATTENTION_OPTIONS:

@@ -45,7 +45,7 @@ def load_varlen() -> Varlen:
     try:
         activate_flash_attention_impl(IMPLEMENTATION)
     except Exception as error:  # of the package: an import, a symbol of another version of torch
-        raise AttentionBackendError(f"FlashAttention-3 cannot be activated: {one_line(error)}") from error
+        raise AttentionBackendError.caused_by("FlashAttention-3 cannot be activated", error) from error
     try:
         # Imports torch's compiler, which takes seconds, so only if the package is installed.
         from torch.nn.attention.varlen import varlen_attn_out
@@ -65,11 +65,6 @@ def unload_varlen() -> None:
 
 def _too_old(error: ImportError) -> AttentionBackendError:
     return AttentionBackendError(f"torch {torch.__version__} has no varlen_attn over pages, 2.13 has: {error}")
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's type and the first line of its message."""
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def check_form(form: AttentionForm, dtype: torch.dtype) -> None:
@@ -154,6 +149,8 @@ def _refresh(paged: PagedBatch, batch: RaggedBatch) -> None:
 class TorchAttention:
     """Implements `orca_kernels.interface.Attention` with `varlen`; see `check_form` for the forms."""
 
+    recordable = True
+
     def __init__(self, varlen: Varlen, batches: PagedBatches, form: AttentionForm) -> None:
         """`batches`: shared by all layers."""
         self._varlen = varlen
@@ -163,13 +160,11 @@ class TorchAttention:
 
     def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
         """See Attention.new_pools."""
-        shape = (num_blocks, BLOCK_SIZE, num_kv_heads, self._form.head_dim)
-        return PagePools(*(torch.zeros(shape, dtype=dtype, device=device) for _ in PagePools._fields))
+        return PagePools.zeros(num_blocks, num_kv_heads, self._form.head_dim, dtype, device)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
-        for pool, rows in zip((pools.keys, pools.values), (key, value), strict=True):
-            pool.flatten(0, 1).index_copy_(0, slots, rows)
+        PagePools(pools.keys, pools.values).store(key, value, slots)
 
     def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one call for all requests.
@@ -196,3 +191,26 @@ class TorchAttention:
             num_splits=None,
         )
         return output
+
+
+class TorchSource:
+    """An `AttentionSource` (attention_library.py) of torch's attention. `load`: tests replace it."""
+
+    name = "torch"
+
+    def __init__(self, load: Callable[[], Varlen] = load_varlen) -> None:
+        self._load = load
+        self._batches = PagedBatches()
+        self._varlen: Varlen | None = None
+
+    def attention(self, form: AttentionForm, dtype: torch.dtype) -> TorchAttention:
+        """See AttentionSource.attention."""
+        check_form(form, dtype)
+        if self._varlen is None:
+            self._varlen = self._load()
+        return TorchAttention(self._varlen, self._batches, form)
+
+    def release(self) -> None:
+        """See AttentionSource.release: torch's other functions get their own attention back."""
+        unload_varlen()
+        self._varlen = None

@@ -51,8 +51,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--attention-backend",
         choices=get_args(AttentionBackend),
         default="auto",
-        help="attention of GPUs: ORCA's own kernels (orca), or torch's varlen_attn with FlashAttention-3 (torch: "
-        "compute capability 9.0, bfloat16 or float16); auto: torch's if its self-test passes, else ORCA's (auto)",
+        help="attention of GPUs: ORCA's own kernels (orca), torch's varlen_attn with FlashAttention-3 (torch: compute "
+        "capability 9.0, bfloat16 or float16), or FlashInfer's, without CUDA graphs (flashinfer: bfloat16 or float16); "
+        "auto: torch's if its self-test passes, else ORCA's (auto)",
     )
     parser.add_argument(
         "--deterministic",
