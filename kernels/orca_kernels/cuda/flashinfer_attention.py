@@ -18,6 +18,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 
+from orca_kernels.device_copies import to_device
 from orca_kernels.interface import AnyPools, AttentionBackendError, AttentionForm, PagePools, RaggedBatch
 
 LEAST_VERSION = (0, 7, 2)
@@ -134,11 +135,11 @@ def page_lists(batch: RaggedBatch) -> PageLists:
     # Index in the flattened table of each page: its index among all pages, and what rows leave free before it.
     shift = torch.arange(requests) * width - page_starts[:-1]
     index = (torch.arange(int(page_starts[-1])) + shift.repeat_interleave(counts)).to(torch.int32)
-    index = index.to(batch.block_table.device, non_blocking=True)
+    (index,) = to_device(batch.block_table.device, index.numpy())
     return PageLists(
         starts=batch.query_start.to(torch.int32),
         page_starts=page_starts.to(torch.int32),
-        pages=batch.block_table.flatten().index_select(0, index).to(torch.int32),
+        pages=batch.block_table.flatten().index_select(0, index),
         last_slots=(lengths - (counts - 1) * BLOCK_SIZE).to(torch.int32),
     )
 
