@@ -537,6 +537,67 @@ def test_old_files_and_batches_are_deleted(server):
     play(made, scene)
 
 
+def test_what_cannot_be_deleted_keeps_no_batch_waiting(server, monkeypatch):
+    """The runner goes on after errors of the disk, and after unexpected ones."""
+    made = server(seconds=-1.0)
+    errors = iter([OSError(5, "Input/output error"), ValueError("unexpected")])
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file_id = await upload(client, line("a"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", fail)
+            made.batches.runner.wake()
+            await asyncio.sleep(0.05)
+            assert made.batches.files.get(digest("one"), file_id) is not None, "it is kept, and tried again later"
+        with monkeypatch.context() as patch:
+            patch.setattr(made.batches.files, "delete_old", lambda used: _raise(next(errors)))
+            for _ in range(2):
+                made.batches.runner.wake()
+                await asyncio.sleep(0.05)
+        made.batches.runner.wake()
+        while (await client.files.list()).data:
+            await asyncio.sleep(0.01)
+
+    play(made, scene)
+    assert next(errors, None) is None
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "paused"},
+        {"times": None},
+        {"created_at": "x"},
+        {"total": True},
+        {"output_id": "../x"},
+        {"id": "batch_x"},
+        {"metadata": [1]},
+    ],
+)
+def test_a_record_with_an_odd_field_is_ignored(server, change):
+    """Of another version, or written by somebody else: the runner answers the other batches."""
+    made = server()
+    ids = (f"file-{number:032x}" for number in range(3))
+    record = BatchRecord(UNKNOWN_BATCH, digest("one"), "/v1/completions", next(ids), 1, 1, 1, next(ids), next(ids))
+    fields = record.fields() | change
+    (made.config.folder / "batches").mkdir(parents=True)
+    (made.config.folder / "batches" / f"{fields['id']}.json").write_text(json.dumps(fields))
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        assert (await client.batches.list()).data == []
+        batch = await created(client, await upload(client, line("a")))
+        assert (await ended(client, batch.id)).status == "completed"
+
+    play(made, scene)
+
+
 def test_a_folder_has_one_master(server, monkeypatch):
     monkeypatch.setattr("orca_master.journal.folder_lock.LOCK_SECONDS", 0.0)
 
@@ -554,6 +615,7 @@ def test_a_damaged_record_is_ignored(server):
         (made.config.folder / name).mkdir(parents=True)
         (made.config.folder / name / "x.json").write_text("{")
         (made.config.folder / name / "y.json").write_text('{"id": "y"}')
+        (made.config.folder / name / "w.json").write_text("[" * 100_000)
         (made.config.folder / name / "z.tmp").write_text("")
 
     async def scene(client: openai.AsyncOpenAI) -> None:

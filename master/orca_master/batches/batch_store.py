@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import secrets
 import time
 
 from orca_master.batches.config import WINDOW_SECONDS, BatchConfig
 from orca_master.batches.disk import read_records, write_record
-from orca_master.batches.records import BATCH_ID, BatchRecord, FileRecord, new_file_id
+from orca_master.batches.records import BATCH_ID, BATCH_RECORDS, BatchRecord, FileRecord, new_file_id
 from orca_master.errors import RequestError
+
+logger = logging.getLogger(__name__)
 
 
 class BatchStore:
@@ -26,10 +28,7 @@ class BatchStore:
     def open(self) -> None:
         """Read the records. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        for fields in read_records(self._folder):
-            with contextlib.suppress(TypeError):  # the record of another version
-                record = BatchRecord(**fields)
-                self._batches[record.id] = record
+        self._batches = read_records(self._folder, BATCH_RECORDS)
 
     def new(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
         """Return a new batch, which `write` and `add` store; raise RequestError if too many are unfinished."""
@@ -89,12 +88,15 @@ class BatchStore:
         """Delete the batches that ended longer ago than they are kept."""
         end = time.time() - self._config.seconds
         for batch in [entry for entry in self._batches.values() if 0 < entry.ended_at < end]:
-            self.delete(batch)
+            try:
+                self.delete(batch)
+            except OSError as error:
+                logger.error("batch %s is not deleted: %s", batch.id, error)
 
     def delete(self, batch: BatchRecord) -> None:
-        """Forget a batch, which the runner does not answer."""
-        del self._batches[batch.id]
+        """Forget a batch, which the runner does not answer. Raises OSError, and keeps the batch then."""
         (self._folder / f"{batch.id}.json").unlink(missing_ok=True)
+        del self._batches[batch.id]
 
 
 def _end(batch: BatchRecord) -> int:

@@ -6,11 +6,16 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from orca_master.batches.records import BatchRecord, FileRecord
 
 logger = logging.getLogger(__name__)
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
+Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 def write_record(path: Path, fields: dict[str, Any]) -> None:
@@ -33,18 +38,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a folder; remove files that a crash left unfinished, and skip damaged ones with a log."""
+def read_records(folder: Path, kind: TypeAdapter[Record]) -> dict[str, Record]:
+    """Return the records of a folder by their ids, which are their names.
+
+    Removes files that a crash left unfinished. Damaged records and those of other versions are skipped with a log.
+    """
     for path in folder.glob(f"*{TEMPORARY}"):
         path.unlink()
-    records = []
+    records = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            fields = json.loads(path.read_bytes())
-        except ValueError:
-            fields = None
-        if isinstance(fields, dict) and fields.get("id") == path.stem:
-            records.append(fields)
+            record = kind.validate_json(path.read_bytes(), strict=True)
+        except ValidationError:
+            record = None
+        if record is None or record.id != path.stem:
+            logger.error("--batch-directory: %s is damaged or of another version, and ignored", path)
         else:
-            logger.error("--batch-directory: %s is damaged and ignored", path)
+            records[record.id] = record
     return records

@@ -7,6 +7,7 @@ this module makes, never from clients. Methods that write to the disk are called
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk import read_records, write_record
-from orca_master.batches.records import FILE_ID, FileRecord
+from orca_master.batches.records import FILE_ID, FILE_RECORDS, FileRecord
 from orca_master.errors import RequestError
+
+logger = logging.getLogger(__name__)
 
 
 class FileStore:
@@ -33,11 +36,11 @@ class FileStore:
     def open(self, kept: Collection[str]) -> None:
         """Read the records; delete files without one, unless their ids are in `kept`. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        for fields in read_records(self._folder):
-            with contextlib.suppress(TypeError):  # the record of another version
-                record = FileRecord(**fields)
-                if self.path(record.id).is_file():
-                    self._files[record.id] = record
+        for record in read_records(self._folder, FILE_RECORDS).values():
+            if self.path(record.id).is_file():
+                self._files[record.id] = record
+            else:  # removed between the content and the record
+                self.path(record.id).with_suffix(".json").unlink()
         for path in self._folder.glob("*.jsonl"):
             if path.stem in self._files or path.stem in kept:
                 self.num_bytes += path.stat().st_size
@@ -97,18 +100,22 @@ class FileStore:
         self._files[record.id] = record
 
     def delete(self, record: FileRecord) -> None:
-        """Delete a file; content that a client is reading can be read to its end."""
-        if self._files.pop(record.id, None) is not None:
+        """Delete a file; content that a client is reading can be read to its end. Raises OSError, and keeps it then."""
+        if record.id in self._files:
             self.discard(record.id, record.num_bytes)
+            del self._files[record.id]
 
     def discard(self, file_id: str, num_bytes: int) -> None:
         """Remove the content of a file that has so many bytes counted, and its record if there is one."""
-        self.path(file_id).with_suffix(".json").unlink(missing_ok=True)
         self.path(file_id).unlink(missing_ok=True)
+        self.path(file_id).with_suffix(".json").unlink(missing_ok=True)
         self.free(num_bytes)
 
     def delete_old(self, used: Collection[str]) -> None:
         """Delete the files beyond their age that no unfinished batch uses."""
         end = time.time() - self.config.seconds
         for record in [entry for entry in self._files.values() if entry.created_at < end and entry.id not in used]:
-            self.delete(record)
+            try:
+                self.delete(record)
+            except OSError as error:
+                logger.error("file %s is not deleted: %s", record.id, error)

@@ -9,10 +9,14 @@ import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+FileId = Annotated[str, Field(pattern=rf"^{FILE_ID.pattern}$")]
+BatchId = Annotated[str, Field(pattern=rf"^{BATCH_ID.pattern}$")]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled"]
 TIMES = (
     "in_progress_at",
@@ -36,7 +40,7 @@ def new_file_id() -> str:
 class FileRecord:
     """A complete file. `owner`: digest of the API key that it belongs to; `num_lines`: those that are not blank."""
 
-    id: str
+    id: FileId
     owner: str
     filename: str
     purpose: Literal["batch", "batch_output"]
@@ -66,15 +70,15 @@ class BatchRecord:
     `times`: when it entered a status, by the field of the API, in seconds since the epoch.
     """
 
-    id: str
+    id: BatchId
     owner: str
     endpoint: str
-    input_file_id: str
+    input_file_id: FileId
     total: int
     created_at: int
     expires_at: int
-    output_id: str
-    error_id: str
+    output_id: FileId
+    error_id: FileId
     metadata: dict[str, str] = field(default_factory=dict)
     status: Status = "validating"
     completed: int = 0
@@ -93,7 +97,7 @@ class BatchRecord:
     @property
     def ended_at(self) -> int:
         """When the batch ended, in seconds since the epoch; 0 before its end."""
-        return 0 if self.is_unfinished else self.times[f"{self.status}_at"]
+        return 0 if self.is_unfinished else self.times.get(f"{self.status}_at", self.created_at)
 
     def enter(self, status: Status) -> None:
         """Set the status and its time; a status that the batch has already keeps its first time."""
@@ -123,3 +127,8 @@ class BatchRecord:
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
             "metadata": self.metadata or None,
         }
+
+
+FILE_RECORDS = TypeAdapter(FileRecord)
+BATCH_RECORDS = TypeAdapter(BatchRecord)
+"""Check the fields of a record that is read."""

@@ -64,8 +64,11 @@ class BatchRunner:
                     self._runs[batch.id] = run
                     tasks.add(task := asyncio.create_task(self._finish(batch, run)))
                     task.add_done_callback(tasks.discard)
-                self._files.delete_old(self._batches.used_files)
-                self._batches.delete_old()
+                try:
+                    self._files.delete_old(self._batches.used_files)
+                    self._batches.delete_old()
+                except Exception:  # batches are answered nevertheless
+                    logger.exception("old files and batches are not deleted")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLEANING_SECONDS):
                         await self._wake.wait()
@@ -90,6 +93,9 @@ class BatchRunner:
             await run.run()
         except OSError as error:
             logger.error("batch %s cannot be ended: %s", batch.id, error)
+            await asyncio.sleep(CLEANING_SECONDS)
+        except Exception:
+            logger.exception("batch %s cannot be ended", batch.id)
             await asyncio.sleep(CLEANING_SECONDS)
         finally:
             del self._runs[batch.id]
