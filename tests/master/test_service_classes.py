@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import QueueFullError
 from orca_master.scheduling.backlog import Backlog, backlog
-from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES
+from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request import Request, RequestState, ServiceClass
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -71,10 +72,36 @@ class Run:
             mine = [other for other in waiting if other.service_class is entry.service_class]
             ahead = mine[: mine.index(entry)]
             ledger = self.scheduler.ledger(pipeline)
-            assert all(other in new or not ledger.can_finish(other) for other in ahead), "in order within a class"
+            if ledger.prefix_cache is None:  # otherwise some wait for their prefix, and are passed over
+                assert all(other in new or not ledger.can_finish(other) for other in ahead), "in order within a class"
+        if any(victim.service_class is ServiceClass.INTERACTIVE for victim in proposal.preempted):
+            assert not new
         if proposal:
             self.in_flight[pipeline].append(self.scheduler.dispatch(pipeline, proposal))
+        if self.has_place(pipeline, proposal):
+            self.check_blocks(pipeline)
         return bool(proposal)
+
+    def has_place(self, pipeline: str, proposal: Proposal) -> bool:
+        """Return True if only blocks can keep the first waiting request out of the batch."""
+        config = self.scheduler.config
+        return (
+            bool(proposal)
+            and not config.balanced
+            and not proposal.is_full
+            and len(proposal.selections) < config.max_batch_size
+            and all(victim.service_class is ServiceClass.BATCH for victim in proposal.preempted)
+            and self.scheduler.ledger(pipeline).prefix_cache is None
+        )
+
+    def check_blocks(self, pipeline: str) -> None:
+        """Check that an interactive request that still waits would not fit in place of all requests of batches."""
+        ledger = self.scheduler.ledger(pipeline)
+        admitted = self.scheduler._pipelines[pipeline].admitted
+        waiting = [entry for entry in self.scheduler.pool if ledger.can_finish(entry)]
+        held = ledger.blocks_freed_by(entry for entry in admitted if entry.service_class is ServiceClass.BATCH)
+        if waiting and waiting[0].service_class is ServiceClass.INTERACTIVE:
+            assert ledger.blocks_of(waiting[0]) > ledger.num_free_blocks + len(held), "it waits for interactive ones"
 
     def complete(self, pipeline: str) -> None:
         if self.in_flight[pipeline]:
@@ -103,16 +130,21 @@ class Run:
     st.lists(st.sampled_from(["arrive", "schedule", "complete", "rewind"]), max_size=50),
     st.sampled_from(sorted(LEDGERS)),
     st.sampled_from(sorted(POLICIES)),
+    st.booleans(),
 )
-def test_an_interactive_request_never_waits_for_a_queued_one_of_a_batch(
-    config, shapes, sizes, script, ledger, policy
+def test_an_interactive_request_never_waits_for_one_of_a_batch(
+    config, shapes, sizes, script, ledger, policy, shares
 ):  # fmt: skip
-    """On pipelines of different sizes: also while an interactive request waits for the larger one."""
+    """Neither for a queued one nor for blocks of one that runs, which is preempted under every ledger.
+
+    On pipelines of different sizes: also while an interactive request waits for the larger one.
+    """
     requests = [
         request(number, service_class, prompt, answer, priority)
         for number, (prompt, answer, service_class, priority) in enumerate(shapes)
     ]
-    run = Run(config, requests, [LEDGERS[ledger](size) for size in sizes], policy)
+    ledgers = [LEDGERS[ledger](size, PrefixCache() if shares else None) for size in sizes]
+    run = Run(config, requests, ledgers, policy)
     for step in script:
         for pipeline in run.in_flight:
             if step == "schedule":
@@ -160,6 +192,53 @@ def test_an_interactive_request_that_does_not_fit_keeps_batches_out():
     scheduler.pool.add(request(2, ServiceClass.INTERACTIVE, 4, 120))
     proposal = scheduler._fill(scheduler._pipelines["p"], scheduler.pool, scheduler._pipelines["p"].admitted, 4)
     assert not proposal.selections
+
+
+@pytest.mark.parametrize("ledger", LEDGERS)
+def test_an_interactive_request_preempts_as_few_of_a_batch_as_it_needs_the_last_ones_first(ledger):
+    """Ten blocks: five lines hold two each, and a request of three blocks comes."""
+    scheduler = Scheduler(SchedulerConfig(8, 1), RequestPool(10, 10_000))
+    scheduler.add_pipeline("p", LEDGERS[ledger](10))
+    lines = [request(number, ServiceClass.BATCH, 16, 16) for number in range(5)]
+    for entry in lines:
+        scheduler.pool.put_back(entry)
+    scheduler.commit(scheduler.dispatch("p", scheduler.select("p")), [1] * 5)
+    new = request(5, ServiceClass.INTERACTIVE, 40, 8)
+    scheduler.pool.add(new)
+    proposal = scheduler.select("p")
+    assert proposal.preempted == (lines[4], lines[3])
+    assert [entry.request for entry in proposal.selections] == [new, *lines[:3]]
+    scheduler.dispatch("p", proposal)
+    assert list(scheduler.pool) == lines[3:], "they wait in their old order"
+
+
+def test_requests_of_batches_are_not_preempted_if_that_does_not_suffice():
+    scheduler = Scheduler(SchedulerConfig(8, 1), RequestPool(10, 10_000))
+    scheduler.add_pipeline("p", KvLedger(10))
+    first, line = request(0, ServiceClass.INTERACTIVE, 16, 64), request(1, ServiceClass.BATCH, 16, 16)
+    scheduler.pool.add(first)
+    scheduler.pool.put_back(line)
+    scheduler.commit(scheduler.dispatch("p", scheduler.select("p")), [1] * 2)
+    scheduler.pool.add(request(2, ServiceClass.INTERACTIVE, 16, 80))
+    proposal = scheduler.select("p")
+    assert not proposal.preempted
+    assert [entry.request for entry in proposal.selections] == [first, line]
+
+
+def test_blocks_that_an_interactive_request_shares_with_the_preempted_are_counted_once():
+    """Six blocks, all of a line; three of them begin the new request, which needs five and leaves one."""
+    scheduler = Scheduler(SchedulerConfig(8, 1), RequestPool(10, 10_000))
+    scheduler.add_pipeline("p", KvLedger(6, PrefixCache()))
+    line = request(0, ServiceClass.BATCH, 50, 46)
+    scheduler.pool.put_back(line)
+    scheduler.commit(scheduler.dispatch("p", scheduler.select("p")), [1])
+    for number in (1, 2):
+        scheduler.pool.add(request(number, ServiceClass.INTERACTIVE, 50, 30 if number == 1 else 46))
+    proposal = scheduler.select("p")
+    assert proposal.preempted == (line,)
+    assert [(entry.request.arrival, entry.num_shared_blocks) for entry in proposal.selections] == [(1, 3)]
+    scheduler.dispatch("p", proposal)
+    assert scheduler.ledger("p").num_free_blocks == 1
 
 
 def test_a_waiting_interactive_request_ends_the_lookahead_of_a_batch():

@@ -20,8 +20,9 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     """Propose the decode batch after `batch`, the newest in-flight batch of its pipeline; change nothing.
 
     The proposal is empty if the result of `batch` could make Algorithm 1 choose differently (an end of sequence
-    aside): a waiting request may join, an admitted request is not in `batch`, a prompt is incomplete, too few blocks
-    are free, or the batch exceeds a limit. Also if `batch` has drafts, or its result is expected to be drafted on.
+    aside): a waiting request may join or preempt, an admitted request is not in `batch`, a prompt is incomplete, too
+    few blocks are free, or the batch exceeds a limit. Also if `batch` has drafts, or its result is expected to be
+    drafted on.
     """
     ledger, config = scheduler.ledger(batch.pipeline), scheduler.config
     alive = [scheduled for scheduled in batch.requests if scheduled.incarnation == scheduled.request.incarnation]
@@ -44,7 +45,8 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         order = scheduler.pool.order
         goes_first = bool(staying) and order(head) < max(map(order, staying))  # the policy may have changed
         goes_first = goes_first and ledger.blocks_to_admit(head) <= ledger.num_free_blocks
-        if leaves_room or goes_first or len(staying) < len(requests):
+        for_batch = any(entry.service_class > head.service_class for entry in staying)  # these may be preempted
+        if leaves_room or goes_first or for_batch or len(staying) < len(requests):
             return Proposal()
     return Proposal(tuple(Selection(request, 1) for request in staying))
 

@@ -9,7 +9,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.scheduling.kv_ledger import KvLedger, blocks_for, shareable_blocks
 from orca_master.scheduling.prefix_cache import block_keys
-from orca_master.scheduling.request import Request
+from orca_master.scheduling.request import Request, ServiceClass
 
 MOST_HISTORY = 2**22
 """Most cached tokens that the message of an iteration repeats for sampling, unless a single request has more: 12 MiB of
@@ -52,6 +52,8 @@ class Room:
     num_prompt_logprobs: int = 0
     """Remaining tokens of prompts with log probabilities."""
     preempted: list[Request] = field(default_factory=list)
+    _freed: set[int] = field(default_factory=set)
+    """Blocks that only preempted requests hold."""
     _shared: set[int] = field(default_factory=set)
     """Blocks of the prefix cache that admitted requests of the batch share."""
     _computed: set[bytes] = field(default_factory=set)
@@ -97,7 +99,8 @@ class Room:
         count, most = len(cached), shareable_blocks(request)
         while self._computed and count < most and block_keys(request, count + 1)[count] in self._computed:
             count += 1
-        num_free = sum(cache.is_unused(block) and block not in self._shared for block in cached)
+        unused = (block for block in cached if cache.is_unused(block) or block in self._freed)
+        num_free = sum(block not in self._shared for block in unused)
         waits = (
             bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
         )
@@ -108,7 +111,32 @@ class Room:
 
     def can_admit(self, cost: AdmissionCost) -> bool:
         """Return True if a waiting request of this cost fits into the batch."""
-        if self.preempted or self.is_full or cost.num_blocks > self.num_blocks:
+        return not self.preempted and cost.num_blocks <= self.num_blocks and self._has_tokens_for(cost)
+
+    def preempt_batches(self, request: Request, cost: AdmissionCost, admitted: Sequence[Request]) -> bool:
+        """Preempt the last of the `admitted` requests, if they are of batches, for an interactive one that waits.
+
+        Return True if the request fits then; otherwise nothing is preempted.
+        """
+        if request.service_class is not ServiceClass.INTERACTIVE or not self._has_tokens_for(cost):
+            return False
+        if any(victim.service_class is ServiceClass.INTERACTIVE for victim in self.preempted):
+            return False
+        victims, num_free = list(self.preempted), self.num_blocks
+        freed_before = len(self._freed_by(victims, cost))
+        for victim in reversed(admitted):
+            if num_free >= cost.num_blocks or victim.service_class is ServiceClass.INTERACTIVE:
+                break
+            if victim not in victims:
+                victims.append(victim)
+                num_free = self.num_blocks + len(self._freed_by(victims, cost)) - freed_before
+        if num_free < cost.num_blocks:
+            return False
+        self._preempt(victims, num_free)
+        return True
+
+    def _has_tokens_for(self, cost: AdmissionCost) -> bool:
+        if self.is_full:
             return False
         if cost.has_prompt_logprobs and not self.num_prompt_logprobs:
             return False
@@ -126,16 +154,16 @@ class Room:
         Preempts the last of the `admitted` requests behind `request`.
         """
         victims, num_free = list(self.preempted), self.num_blocks
-        freed_before = self._freed_by(victims) if num_free < num_blocks else 0
+        freed_before = len(self._freed - self._shared)
         for victim in reversed(admitted):
             if num_free >= num_blocks or victim is request:
                 break
             if victim not in victims:
                 victims.append(victim)
-                num_free = self.num_blocks + self._freed_by(victims) - freed_before
+                num_free = self.num_blocks + len(self._freed_by(victims)) - freed_before
         if num_free < num_blocks:
             return False
-        self.preempted, self.num_blocks = victims, num_free - num_blocks
+        self._preempt(victims, num_free - num_blocks)
         return True
 
     def hold_draft(self, request: Request, draft: tuple[int, ...]) -> tuple[int, ...]:
@@ -163,6 +191,11 @@ class Room:
         if self.ledger.prefix_cache is not None and first < end:
             self._computed.update(block_keys(request, end)[first:end])
 
-    def _freed_by(self, victims: Iterable[Request]) -> int:
-        """Return the number of blocks that preempting these requests frees for the batch."""
-        return len(self.ledger.blocks_freed_by(victims) - self._shared)
+    def _freed_by(self, victims: Iterable[Request], cost: AdmissionCost | None = None) -> set[int]:
+        """Return the blocks that preempting these requests frees for the batch, and for a request of this `cost`."""
+        freed = self.ledger.blocks_freed_by(victims) - self._shared
+        return freed if cost is None else freed.difference(cost.cached)
+
+    def _preempt(self, victims: list[Request], num_free: int) -> None:
+        self.preempted, self.num_blocks = victims, num_free
+        self._freed = self.ledger.blocks_freed_by(victims)

@@ -122,7 +122,7 @@ class Scheduler:
         """Propose the next batch (Algorithm 1, lines 17 to 28). Change nothing.
 
         If an admitted request lacks blocks (policy `paged`), the proposal preempts the last admitted requests of the
-        order for it.
+        order for it. For an interactive request that waits, it preempts requests of batches.
         """
         state = self._pipelines[pipeline]
         if state.in_flight >= self.config.n_workers:
@@ -162,7 +162,7 @@ class Scheduler:
                 if cost.waits_for_prefix:
                     candidates.pass_over(request)
                     continue
-                if not room.can_admit(cost):
+                if not room.can_admit(cost) and not room.preempt_batches(request, cost, state.admitted):
                     candidates.end_admission()
                     continue
                 num_shared_blocks = cost.num_shared_blocks
