@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 from orca_master.batches.config import BatchConfig
+from orca_master.batches.input_lines import InputLines
 from orca_master.batches.records import BatchRecord
 from orca_master.batches.service import Batches, open_batches
 from orca_master.endpoint.api_keys import digest
@@ -40,6 +41,7 @@ class GatedEngine(ScriptedEngine):
         super().__init__(*arguments)
         self.gate = asyncio.Event()
         self.released: list[str | None] = []
+        self.num_submitted = 0
         self.is_draining = False
 
     @property
@@ -54,6 +56,7 @@ class GatedEngine(ScriptedEngine):
             await self.gate.wait()
             await ScriptedEngine.submit(self, submission, receive)
 
+        self.num_submitted += 1
         self.task = asyncio.create_task(answer())
         return asyncio.sleep(0)
 
@@ -394,7 +397,7 @@ def test_a_cancelled_batch_keeps_its_answers(server):
         engine = made.scripted.engine
         file_id = await upload(client, line("a") + line("b") + line("c"))
         batch, queued = await created(client, file_id), await created(client, file_id)
-        while made.batches.runner.num_running < 2:
+        while made.batches.runner.places.num_taken < 2:
             await asyncio.sleep(0.01)
         with pytest.raises(openai.BadRequestError, match="an unfinished batch uses this file"):
             await client.files.delete(file_id)
@@ -433,6 +436,51 @@ def test_the_batches_of_several_keys_take_turns_and_those_of_one_key_follow_each
     play(made, scene)
 
 
+def test_a_line_takes_a_place_for_each_choice(server):
+    """Three places: a line of two choices, and one of another; a line of four is refused."""
+    made = server(GatedEngine, concurrency=3)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        many = line("many", prompt=["a", "b"], n=2)
+        text = many + line("two", n=2) + line("one") + line("wait", prompt=["a", "b"]) + line("last")
+        batch = await created(client, await upload(client, text))
+        while made.batches.runner.places.num_taken < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert made.scripted.engine.num_submitted == 3
+        made.scripted.engine.gate.set()
+        done = await ended(client, batch.id)
+        assert (done.request_counts.completed, done.request_counts.failed) == (4, 1)
+        [refused] = await lines_of(client, done.error_file_id)
+        assert refused["custom_id"] == "many"
+        assert "4 choices (prompts x n) are more than the 3" in refused["error"]["message"]
+        assert made.batches.runner.places.num_taken == 0
+
+    play(made, scene)
+
+
+def test_a_batch_reads_a_line_when_it_can_be_sent(server, monkeypatch):
+    """One of 40 lines is being answered, and one waits."""
+    made = server(GatedEngine, concurrency=1)
+    numbers: list[int] = []
+    read = InputLines.next
+
+    async def noted(lines: InputLines) -> Any:
+        numbers.append(len(numbers))
+        return await read(lines)
+
+    monkeypatch.setattr(InputLines, "next", noted)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        await created(client, await upload(client, "".join(line(f"{number}") for number in range(40))))
+        while made.batches.runner.places.num_taken < 1:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert len(numbers) <= 2
+
+    play(made, scene)
+
+
 def test_a_restarted_server_continues_and_answers_no_line_twice(server):
     """The first server has answered some lines, and one whose answer was cut off; the last ones were being answered."""
     texts = [f"{number}" for number in range(6)]
@@ -441,7 +489,7 @@ def test_a_restarted_server_continues_and_answers_no_line_twice(server):
 
     async def before(client: openai.AsyncOpenAI) -> None:
         batch = await created(client, await upload(client, "".join(map(line, texts))))
-        while first.batches.runner.num_running < 2:
+        while first.batches.runner.places.num_taken < 2:
             await asyncio.sleep(0.01)
         found["id"] = batch.id
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.batches.config import BatchConfig
-from orca_master.batches.input_lines import BatchLine, InputLines, InvalidLine
+from orca_master.batches.input_lines import BatchLine, InputLines, InvalidLine, choices_of
 from orca_master.batches.upload import LineCounter
 from orca_master.errors import RequestError
 
@@ -19,7 +19,7 @@ CONFIG = BatchConfig(Path(), max_lines=3, max_line_bytes=4)
 
 
 async def read(path: Path, max_bytes: int) -> list[BatchLine | InvalidLine]:
-    with InputLines(path, "/v1/completions", max_bytes) as lines:
+    with InputLines(path, "/v1/completions", max_bytes, 8) as lines:
         found = []
         while (line := await lines.next()) is not None:
             found.append(line)
@@ -53,6 +53,25 @@ def test_a_line_beyond_a_limit_that_became_smaller_is_an_error_and_not_kept(tmp_
     assert "exceeds 1000 bytes (--max-batch-line-bytes)" in first.message
     assert second == BatchLine(1, "a", b"{}")
     assert isinstance(third, InvalidLine)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({}, 1),
+        ({"prompt": "abc"}, 1),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": ["a", "b"], "n": 3}, 6),
+        ({"prompt": [[1], [2]], "best_of": 4, "n": 2}, 8),
+        ({"n": "5"}, 5),
+        ({"n": 5.0}, 5),
+        ({"n": None, "prompt": []}, 1),
+        ({"n": "x", "best_of": float("inf")}, 1),
+        ({"n": -3}, 1),
+    ],
+)
+def test_choices_are_counted_as_the_routes_read_them(body, count):
+    assert choices_of(body) == count
 
 
 def test_limits_name_their_options():

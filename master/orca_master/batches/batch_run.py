@@ -1,7 +1,8 @@
 """`BatchRun`: answers the lines of one batch to its end.
 
-A line is sent like a request of its owner. Its answer is appended to the batch's files before the next line is sent in
-its place, so a line that had none when the process ended is sent again, and one that had an answer is not.
+A line is sent like a request of its owner, and takes a place for each choice of the request (places.py). Its answer is
+appended to the batch's files before the next line is sent in its place, so a line that had none when the process ended
+is sent again, and one that had an answer is not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.file_store import FileStore
 from orca_master.batches.input_lines import BatchLine, InputLines, InvalidLine
+from orca_master.batches.places import Places
 from orca_master.batches.records import BatchRecord, FileRecord, Status
 from orca_master.errors import RequestError
 
@@ -45,14 +47,21 @@ Call = Callable[[str, str, bytes], Awaitable[LineAnswer]]
 
 
 class BatchRun:
-    """Answers `batch`; `call` sends the request of a line.
+    """Answers `batch`; `call` sends the request of a line, while it has its places.
 
     `cancelled`: set to end the batch with its answers so far.
     """
 
     def __init__(
-        self, batch: BatchRecord, files: FileStore, batches: BatchStore, config: BatchConfig, call: Call
+        self,
+        batch: BatchRecord,
+        files: FileStore,
+        batches: BatchStore,
+        config: BatchConfig,
+        call: Call,
+        places: Places,
     ) -> None:
+        self._places = places
         self._batch, self._files, self._batches, self._config, self._call = batch, files, batches, config, call
         self.owner = batch.owner
         self.cancelled = asyncio.Event()
@@ -115,11 +124,28 @@ class BatchRun:
         return "expired"
 
     async def _send_all(self, batch: BatchRecord, lines: InputLines, answers: AnswerFiles) -> None:
+        turn = asyncio.Lock()
+
+        async def next_line() -> tuple[BatchLine | InvalidLine | None, int]:
+            """Return the next line with its places: one line of a batch waits for them, the others are not read yet."""
+            async with turn:
+                line = await lines.next()
+                while line is not None and line.number in answers.answered:
+                    line = await lines.next()
+                num_places = line.num_choices if isinstance(line, BatchLine) else 0
+                await self._places.take(num_places)
+                return line, num_places
+
         async def sender() -> None:
-            while (line := await lines.next()) is not None:  # all senders share the lines
-                if line.number not in answers.answered:
+            while True:
+                line, num_places = await next_line()
+                if line is None:
+                    return
+                try:
                     await self._send(batch, line, answers)
-                    _count(batch, answers)
+                finally:
+                    self._places.give(num_places)
+                _count(batch, answers)
 
         async def sync() -> None:
             while True:
@@ -159,7 +185,8 @@ class BatchRun:
         _count(batch, answers)
 
     def _lines_of(self, batch: BatchRecord) -> InputLines:
-        return InputLines(self._files.path(batch.input_file_id), batch.endpoint, self._config.max_line_bytes)
+        path = self._files.path(batch.input_file_id)
+        return InputLines(path, batch.endpoint, self._config.max_line_bytes, self._config.concurrency)
 
     async def _end(self, batch: BatchRecord, ending: Status) -> None:
         """Show the files of the answers to the owner, and give the batch its final status."""

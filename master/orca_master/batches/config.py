@@ -13,8 +13,8 @@ WINDOW_SECONDS = 24 * 3600
 class BatchConfig:
     """Options of batches. Numbers of files and bytes are of all API keys together, files with answers included.
 
-    `seconds`: how long a file is kept after its creation, and a batch after its end. `concurrency`: requests of batches
-    that are sent to the engine at a time.
+    `seconds`: how long a file is kept after its creation, and a batch after its end. `concurrency`: choices of requests
+    of batches that are generated at a time.
     """
 
     folder: Path

@@ -18,11 +18,15 @@ MOST_ID_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request of a batch. `number`: of its line, from 0, without blank lines. `body`: JSON of the request."""
+    """A request of a batch. `number`: of its line, from 0, without blank lines. `body`: JSON of the request.
+
+    `num_choices`: answers that are generated for it.
+    """
 
     number: int
     custom_id: str
     body: bytes
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,13 @@ class InvalidLine:
 class InputLines:
     """The lines of the file at `path` for the route `endpoint`. A context manager; entry raises OSError.
 
-    Several tasks may call `next`. A line of more than `max_bytes` is invalid and not read as a whole.
+    Several tasks may call `next`. A line of more than `max_bytes` is invalid and not read as a whole; one of more than
+    `most_choices` is invalid, too.
     """
 
-    def __init__(self, path: Path, endpoint: str, max_bytes: int) -> None:
+    def __init__(self, path: Path, endpoint: str, max_bytes: int, most_choices: int) -> None:
         self._path, self._endpoint, self._max_bytes = path, endpoint, max_bytes
+        self._most_choices = most_choices
         self._file: IO[bytes]
         self._number = 0
         self._seen: set[bytes] = set()
@@ -89,7 +95,7 @@ class InputLines:
             return InvalidLine(number, None, f"custom_id: a text of 1 to {MOST_ID_CHARACTERS} characters is expected")
         if error := self._repeated(custom_id) or self._error_of(fields):
             return InvalidLine(number, custom_id, error)
-        return BatchLine(number, custom_id, json.dumps(fields["body"]).encode())
+        return BatchLine(number, custom_id, json.dumps(fields["body"]).encode(), choices_of(fields["body"]))
 
     def _repeated(self, custom_id: str) -> str:
         """Return the error of a `custom_id` that an earlier line has, "" for a new one."""
@@ -108,8 +114,31 @@ class InputLines:
             return f"url: {self._endpoint} is expected, the endpoint of the batch"
         if not isinstance(body, dict):
             return "body: an object is expected, the body of a request"
+        return self._error_of_body(body)
+
+    def _error_of_body(self, body: dict[str, Any]) -> str:
         if body.get("stream"):
             return "body.stream: answers of a batch are not streamed: leave stream out"
         if body.get("background"):
             return "body.background: a batch waits for its answers: leave background out"
+        if (num_choices := choices_of(body)) > self._most_choices:
+            return (
+                f"body: {num_choices} choices (prompts x n) are more than the {self._most_choices} that batches "
+                "generate at a time (--batch-concurrency): send several lines"
+            )
         return ""
+
+
+def choices_of(body: dict[str, Any]) -> int:
+    """Return how many answers a request asks for, prompts x n, at least 1; the route refuses invalid values."""
+    prompt = body.get("prompt")
+    num_prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
+    return num_prompts * max(1, _count(body.get("n")), _count(body.get("best_of")))
+
+
+def _count(value: object) -> int:
+    """Return a number as the routes read it, also from a text; 0 if it is none."""
+    try:
+        return int(float(value)) if isinstance(value, (int, float, str)) else 0
+    except (ValueError, OverflowError):
+        return 0

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 
-from orca_master.batches.batch_run import FILES_PER_BATCH, BatchRun, Call, LineAnswer
+from orca_master.batches.batch_run import FILES_PER_BATCH, BatchRun, Call
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.file_store import FileStore
+from orca_master.batches.places import Places
 from orca_master.batches.records import BatchRecord
 
 logger = logging.getLogger(__name__)
@@ -22,17 +23,15 @@ MOST_AT_A_TIME = 16
 class BatchRunner:
     """Answers batches until it is cancelled. `call` sends a request of a line.
 
-    At most `config.concurrency` lines are sent at a time. The waiting lines of all batches take turns.
+    At most `config.concurrency` choices are generated at a time. The waiting lines of all batches take turns.
     """
 
     def __init__(self, files: FileStore, batches: BatchStore, config: BatchConfig, call: Call) -> None:
         self._files, self._batches, self._config, self._call = files, batches, config, call
         self._wake = asyncio.Event()
-        self._places = asyncio.Semaphore(config.concurrency)
+        self.places = Places(config.concurrency)
         self._runs: dict[str, BatchRun] = {}
         """Of the batches that are being answered."""
-        self.num_running = 0
-        """Lines that are being answered."""
 
     def wake(self) -> None:
         """Look for unfinished batches."""
@@ -60,7 +59,7 @@ class BatchRunner:
             while True:
                 self._wake.clear()
                 for batch in self._next():
-                    run = BatchRun(batch, self._files, self._batches, self._config, self._call_in_turn)
+                    run = BatchRun(batch, self._files, self._batches, self._config, self._call, self.places)
                     self._runs[batch.id] = run
                     tasks.add(task := asyncio.create_task(self._finish(batch, run)))
                     task.add_done_callback(tasks.discard)
@@ -100,11 +99,3 @@ class BatchRunner:
         finally:
             del self._runs[batch.id]
             self.wake()
-
-    async def _call_in_turn(self, owner: str, path: str, body: bytes) -> LineAnswer:
-        async with self._places:
-            self.num_running += 1
-            try:
-                return await self._call(owner, path, body)
-            finally:
-                self.num_running -= 1

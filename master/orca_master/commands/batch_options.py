@@ -72,7 +72,8 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         type=functools.partial(positive, most=MOST_CONCURRENCY),
         metavar="N",
         default=DEFAULTS.concurrency,
-        help=f"requests of batches that are answered at a time, up to {MOST_CONCURRENCY} ({DEFAULTS.concurrency})",
+        help=f"choices (prompts x n) of batches that are generated at a time, up to {MOST_CONCURRENCY}; a line with "
+        f"more is refused ({DEFAULTS.concurrency})",
     )
 
 
