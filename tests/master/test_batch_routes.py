@@ -21,7 +21,7 @@ from orca_master.endpoint.application import create_app
 from orca_master.endpoint.batch_calls import BatchCalls
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Output, Submission
-from orca_master.errors import ConfigurationError
+from orca_master.errors import ConfigurationError, RequestError
 from orca_master.scheduling.request import ServiceClass
 from support.scripted_engine import END, MODEL, Scripted, ScriptedEngine, make_model
 
@@ -543,7 +543,7 @@ def test_a_batch_expires(server):
         assert file is not None
         batch = made.batches.batches.new(digest("one"), "/v1/completions", file, {})
         batch.expires_at = batch.created_at
-        made.batches.files.promise(2)
+        made.batches.files.promise(digest("one"), 2)
         made.batches.batches.add(batch)
         made.batches.runner.wake()
         done = await ended(client, batch.id)
@@ -553,19 +553,98 @@ def test_a_batch_expires(server):
     play(made, scene)
 
 
-def test_a_batch_fails_whose_input_is_gone_or_whose_answers_have_no_room(server):
-    made = server(max_bytes=400)
+def test_a_batch_fails_whose_input_is_gone(server):
+    made = server()
 
     async def scene(client: openai.AsyncOpenAI) -> None:
         file_id = await upload(client, line("a"))
-        full = await ended(client, (await created(client, file_id)).id)
-        assert full.status == "failed"
-        assert "--max-batch-bytes" in full.errors.data[0].message
         made.batches.files.path(file_id).unlink()
         gone = await ended(client, (await created(client, file_id)).id)
         assert (gone.status, gone.failed_at is None) == ("failed", False)
         assert "No such file" in gone.errors.data[0].message
         assert made.batches.files.num_promised == 0
+
+    play(made, scene)
+
+
+def test_a_batch_waits_for_room_for_its_answers_and_keeps_no_other_key_waiting(server, monkeypatch):
+    """There is one place, and the key `one` has no bytes left; then it deletes a file."""
+    monkeypatch.setattr("orca_master.batches.batch_run.FIRST_WAIT_SECONDS", 0.01)
+    made = server(max_bytes=2000, concurrency=1)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        other = made.client("two")
+        filler = await upload(client, "x" * (999 - len(line("a"))))
+        batch = await created(client, await upload(client, line("a")))
+        while not made.scripted.engine.submissions:
+            await asyncio.sleep(0.01)
+        second = await created(other, await upload(other, line("b")))
+        assert (await ended(other, second.id)).status == "completed"
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        await client.files.delete(filler)
+        assert (await ended(client, batch.id)).request_counts.completed == 1
+        assert len(made.scripted.engine.submissions) == 2, "no answer is generated twice"
+
+    play(made, scene)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"), [({"max_files": 4}, "--max-batch-files"), ({"max_bytes": 4 * 120}, "--max-batch-bytes")]
+)
+def test_a_key_leaves_half_of_the_room_to_others(server, limits, message):
+    made = server(**limits)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        other = made.client("two")
+        for number in range(2):
+            await upload(client, f"{number}".ljust(120))
+        with pytest.raises(openai.BadRequestError, match=f"one API key .{message}"):
+            await upload(client, "x".ljust(120))
+        for number in range(2):
+            await upload(other, f"{number}".ljust(120))
+
+    play(made, scene)
+
+
+def test_a_key_has_half_of_the_unfinished_batches(server):
+    made = server(GatedEngine, max_files=10)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file = made.batches.files.get(digest("one"), await upload(client, line("a")))
+        assert file is not None
+        for _ in range(5):
+            made.batches.batches.add(made.batches.batches.new(digest("one"), "/v1/completions", file, {}))
+        with pytest.raises(RequestError, match="half of them those of one API key"):
+            made.batches.batches.new(digest("one"), "/v1/completions", file, {})
+        made.batches.batches.new(digest("two"), "/v1/completions", file, {})
+
+    play(made, scene)
+
+
+def test_a_key_has_four_uploads_at_a_time(server):
+    made = server()
+
+    async def body(gate: asyncio.Event) -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x'
+        await gate.wait()
+        yield b'\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{}\r\n--x--\r\n'
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        gate = asyncio.Event()
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+
+        async def send(key: str) -> int:
+            headers = kind | {"authorization": f"Bearer {key}"}
+            return (await http.post("http://localhost/v1/files", headers=headers, content=body(gate))).status_code
+
+        async with httpx.AsyncClient(transport=made.transport) as http:
+            slow = [asyncio.create_task(send(key)) for key in ("one", "one", "one", "one", "two")]
+            while made.batches.files.num_promised < 5:
+                await asyncio.sleep(0.01)
+            assert await send("one") == 429
+            gate.set()
+            assert await asyncio.gather(*slow) == [200] * 5
+            assert await send("one") == 200
 
     play(made, scene)
 
@@ -674,16 +753,21 @@ def test_a_damaged_record_is_ignored(server):
     assert not list(made.config.folder.rglob("*.tmp"))
 
 
-def test_the_last_batch_that_ended_makes_room(server):
-    made = server(max_files=4)
+def test_the_batch_of_the_largest_key_that_ended_first_makes_room(server):
+    made = server(max_files=8)
 
     async def scene(client: openai.AsyncOpenAI) -> None:
+        other = made.client("two")
+        kept = await ended(other, (await created(other, await upload(other, line("b")))).id)
         file_id = await upload(client, line("a"))
-        for _ in range(6):
+        ids = []
+        for _ in range(10):
             done = await ended(client, (await created(client, file_id)).id)
             assert done.status == "completed"
+            ids.append(done.id)
             await client.files.delete(done.output_file_id)
-        assert len((await client.batches.list()).data) == 4
+        assert {entry.id for entry in (await client.batches.list()).data} == set(ids[3:])
+        assert (await other.batches.retrieve(kept.id)).status == "completed"
         assert all(isinstance(entry, BatchRecord) for entry in made.batches.batches.of(digest("one")))
 
     play(made, scene)

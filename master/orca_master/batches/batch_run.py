@@ -8,6 +8,7 @@ is sent again, and one that had an answer is not.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -91,9 +92,10 @@ class BatchRun:
             batch.enter("in_progress")
             await self._batches.write(batch)
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
-        answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, self._files.take)
+        take = functools.partial(self._files.take, batch.owner)
+        answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, take)
         try:
-            self._files.free(answers.output.num_dropped + answers.errors.num_dropped)
+            self._files.free(batch.owner, answers.output.num_dropped + answers.errors.num_dropped)
             _count(batch, answers)
             with self._lines_of(batch) as lines:
                 ending = await self._send_lines(batch, lines, answers)
@@ -142,9 +144,10 @@ class BatchRun:
                 if line is None:
                     return
                 try:
-                    await self._send(batch, line, answers)
+                    answer = await self._send(batch, line) if isinstance(line, BatchLine) else None
                 finally:
                     self._places.give(num_places)
+                await self._write(batch, line, answer, answers)
                 _count(batch, answers)
 
         async def sync() -> None:
@@ -161,16 +164,28 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(syncing, *senders, return_exceptions=True)
 
-    async def _send(self, batch: BatchRecord, line: BatchLine | InvalidLine, answers: AnswerFiles) -> None:
-        if isinstance(line, InvalidLine):
-            answers.add_error(line.number, line.custom_id, "invalid_line", line.message)
-            return
+    async def _send(self, batch: BatchRecord, line: BatchLine) -> LineAnswer:
+        """Return the answer to a line."""
+        wait = FIRST_WAIT_SECONDS
+        while (answer := await self._call(batch.owner, batch.endpoint, line.body)).status in TEMPORARY:
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, MOST_WAIT_SECONDS)
+        return answer
+
+    async def _write(
+        self, batch: BatchRecord, line: BatchLine | InvalidLine, answer: LineAnswer | None, answers: AnswerFiles
+    ) -> None:
+        """Append the answer to a line; wait while the files of the batch's key, or of all, leave no room for it."""
         wait = FIRST_WAIT_SECONDS
         while True:
-            answer = await self._call(batch.owner, batch.endpoint, line.body)
-            if answer.status not in TEMPORARY:
-                answers.add_response(line.number, line.custom_id, *answer)
+            try:
+                if isinstance(line, InvalidLine):
+                    answers.add_error(line.number, line.custom_id, "invalid_line", line.message)
+                elif answer is not None:
+                    answers.add_response(line.number, line.custom_id, *answer)
                 return
+            except RequestError as error:
+                logger.warning("batch %s waits: %s", batch.id, error)
             await asyncio.sleep(wait)
             wait = min(2 * wait, MOST_WAIT_SECONDS)
 
@@ -197,13 +212,13 @@ class BatchRun:
         batch.has_errors = await self._show(batch, batch.error_id, "error", batch.failed)
         before = batch.status
         batch.enter(ending)
-        self._files.num_promised -= FILES_PER_BATCH
+        self._files.add_promise(batch.owner, -FILES_PER_BATCH)
         logger.info("batch %s: %s, %d of %d lines answered", batch.id, ending, batch.completed, batch.total)
         try:
             await self._batches.write(batch)
         except OSError:
             batch.status = before
-            self._files.num_promised += FILES_PER_BATCH
+            self._files.add_promise(batch.owner, FILES_PER_BATCH)
             raise
 
     async def _show(self, batch: BatchRecord, file_id: str, kind: str, num_lines: int) -> bool:
@@ -211,7 +226,7 @@ class BatchRun:
         path = self._files.path(file_id)
         num_bytes = path.stat().st_size if path.exists() else 0
         if not num_bytes:
-            self._files.discard(file_id, 0)
+            self._files.discard(batch.owner, file_id, 0)
             return False
         name = f"{batch.id}_{kind}.jsonl"
         record = FileRecord(file_id, batch.owner, name, "batch_output", num_bytes, num_lines, int(time.time()))

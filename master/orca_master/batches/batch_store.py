@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 
 from orca_master.batches.config import WINDOW_SECONDS, BatchConfig
 from orca_master.batches.disk import read_records, write_record
 from orca_master.batches.records import BATCH_ID, BATCH_RECORDS, BatchRecord, FileRecord, new_file_id
+from orca_master.batches.shares import Shares
 from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,13 @@ class BatchStore:
 
     def new(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
         """Return a new batch, which `write` and `add` store; raise RequestError if too many are unfinished."""
-        if len(self.unfinished) >= self._config.max_files:
+        unfinished = Shares(self._config.max_files)
+        for batch in self.unfinished:
+            unfinished.add(batch.owner, 1)
+        if not unfinished.fits(owner, 1):
             raise RequestError(
-                f"{len(self.unfinished)} batches are unfinished, the limit is {self._config.max_files} "
-                "(--max-batch-files): wait for one or cancel one"
+                f"at most {self._config.max_files} batches are unfinished at a time, and half of them those of one API "
+                "key (--max-batch-files): wait for one or cancel one"
             )
         now = int(time.time())
         return BatchRecord(
@@ -57,10 +62,13 @@ class BatchStore:
             await asyncio.to_thread(write_record, self._folder / f"{batch.id}.json", batch.fields())
 
     def add(self, batch: BatchRecord) -> None:
-        """Show a batch to its owner; the batch that ended first makes room for it."""
-        ended = sorted((entry for entry in self._batches.values() if not entry.is_unfinished), key=_end)
-        for entry in ended[: max(0, len(self._batches) + 1 - self._config.max_files)]:
-            self.delete(entry)
+        """Show a batch to its owner; of the key that has most, the batch that ended first makes room for it."""
+        while len(self._batches) >= self._config.max_files:
+            ended = [entry for entry in self._batches.values() if not entry.is_unfinished]
+            if not ended:
+                break
+            counts = Counter(entry.owner for entry in self._batches.values())
+            self.delete(min(ended, key=lambda entry: (-counts[entry.owner], entry.ended_at)))
         self._batches[batch.id] = batch
 
     def get(self, owner: str, batch_id: str) -> BatchRecord | None:
@@ -97,7 +105,3 @@ class BatchStore:
         """Forget a batch, which the runner does not answer. Raises OSError, and keeps the batch then."""
         (self._folder / f"{batch.id}.json").unlink(missing_ok=True)
         del self._batches[batch.id]
-
-
-def _end(batch: BatchRecord) -> int:
-    return batch.ended_at

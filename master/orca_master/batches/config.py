@@ -11,7 +11,8 @@ WINDOW_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """Options of batches. Numbers of files and bytes are of all API keys together, files with answers included.
+    """Options of batches. Numbers of files and bytes are of all API keys together, files with answers included; one key
+    has half of them at most (shares.py).
 
     `seconds`: how long a file is kept after its creation, and a batch after its end. `concurrency`: choices of requests
     of batches that are generated at a time.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk import read_records, write_record
 from orca_master.batches.records import FILE_ID, FILE_RECORDS, FileRecord
+from orca_master.batches.shares import Shares
 from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -26,26 +27,38 @@ class FileStore:
 
     def __init__(self, config: BatchConfig) -> None:
         self.config = config
-        self.num_bytes = 0
-        """Bytes of all files, those included that are being written."""
-        self.num_promised = 0
-        """Files that may come: uploads, and two of each unfinished batch."""
+        self._bytes = Shares(config.max_bytes)
+        """Of all files, those included that are being written."""
+        self._places = Shares(config.max_files)
+        """Of files, and of those that may come: uploads, and two of each unfinished batch."""
         self._folder = config.folder / "files"
         self._files: dict[str, FileRecord] = {}
 
-    def open(self, kept: Collection[str]) -> None:
-        """Read the records; delete files without one, unless their ids are in `kept`. Raises OSError."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files, those included that are being written."""
+        return self._bytes.total
+
+    @property
+    def num_promised(self) -> int:
+        """Files that may come."""
+        return self._places.total - len(self._files)
+
+    def open(self, kept: Mapping[str, str]) -> None:
+        """Read the records; delete files without one, unless `kept` has their ids → owners. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for record in read_records(self._folder, FILE_RECORDS).values():
             if self.path(record.id).is_file():
-                self._files[record.id] = record
+                self.add(record)
             else:  # removed between the content and the record
                 self.path(record.id).with_suffix(".json").unlink()
         for path in self._folder.glob("*.jsonl"):
-            if path.stem in self._files or path.stem in kept:
-                self.num_bytes += path.stat().st_size
-            else:
+            record_of = self._files.get(path.stem)
+            owner = kept.get(path.stem) if record_of is None else record_of.owner
+            if owner is None:
                 path.unlink()
+            else:
+                self._bytes.add(owner, path.stat().st_size)
 
     def path(self, file_id: str) -> Path:
         """Return the path of a file's content."""
@@ -62,54 +75,62 @@ class FileStore:
         return sorted(mine, key=lambda record: record.created_at)[::-1]
 
     @contextlib.contextmanager
-    def promised(self, count: int) -> Iterator[None]:
+    def promised(self, owner: str, count: int) -> Iterator[None]:
         """Reserve places for files while they are written; raise RequestError if there are too many."""
-        self.promise(count)
+        self.promise(owner, count)
         try:
             yield
         finally:
-            self.num_promised -= count
+            self.add_promise(owner, -count)
 
-    def promise(self, count: int) -> None:
-        """Reserve places for files; raise RequestError if they would exceed the limit."""
-        if len(self._files) + self.num_promised + count > self.config.max_files:
+    def promise(self, owner: str, count: int) -> None:
+        """Reserve places for files of a key; raise RequestError if they would exceed a limit."""
+        if not self._places.fits(owner, count):
             raise RequestError(
-                f"the server keeps at most {self.config.max_files} files, those of unfinished batches included "
-                "(--max-batch-files): delete some"
+                f"the server keeps at most {self.config.max_files} files, those of unfinished batches included, and "
+                "half of them of one API key (--max-batch-files): delete some"
             )
-        self.num_promised += count
+        self._places.add(owner, count)
 
-    def take(self, num_bytes: int) -> None:
-        """Count bytes that are about to be written; raise RequestError beyond the limit."""
-        if self.num_bytes + num_bytes > self.config.max_bytes:
+    def add_promise(self, owner: str, count: int) -> None:
+        """Count places that were promised before, or are given back; not bounded."""
+        self._places.add(owner, count)
+
+    def take(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that are about to be written; raise RequestError beyond a limit."""
+        if not self._bytes.fits(owner, num_bytes):
             raise RequestError(
-                f"the files of this server have {self.config.max_bytes} bytes at most (--max-batch-bytes): delete some"
+                f"the files of this server have {self.config.max_bytes} bytes at most, and half of them those of one "
+                "API key (--max-batch-bytes): delete some"
             )
-        self.num_bytes += num_bytes
+        self._bytes.add(owner, num_bytes)
 
-    def free(self, num_bytes: int) -> None:
+    def free(self, owner: str, num_bytes: int) -> None:
         """Take bytes back that were not kept."""
-        self.num_bytes -= num_bytes
+        self._bytes.add(owner, -num_bytes)
 
     def write_record(self, record: FileRecord) -> None:
         """Write the record of a file that is on the disk; `add` follows. Raises OSError."""
         write_record(self.path(record.id).with_suffix(".json"), asdict(record))
 
     def add(self, record: FileRecord) -> None:
-        """Show a complete file to its owner."""
-        self._files[record.id] = record
+        """Show a complete file to its owner; do nothing if it is shown."""
+        if record.id not in self._files:
+            self._files[record.id] = record
+            self._places.add(record.owner, 1)
 
     def delete(self, record: FileRecord) -> None:
         """Delete a file; content that a client is reading can be read to its end. Raises OSError, and keeps it then."""
         if record.id in self._files:
-            self.discard(record.id, record.num_bytes)
+            self.discard(record.owner, record.id, record.num_bytes)
             del self._files[record.id]
+            self._places.add(record.owner, -1)
 
-    def discard(self, file_id: str, num_bytes: int) -> None:
+    def discard(self, owner: str, file_id: str, num_bytes: int) -> None:
         """Remove the content of a file that has so many bytes counted, and its record if there is one."""
         self.path(file_id).unlink(missing_ok=True)
         self.path(file_id).with_suffix(".json").unlink(missing_ok=True)
-        self.free(num_bytes)
+        self.free(owner, num_bytes)
 
     def delete_old(self, used: Collection[str]) -> None:
         """Delete the files beyond their age that no unfinished batch uses."""

@@ -44,7 +44,7 @@ class BatchRunner:
         batch.enter("cancelling")
         if not has_begun:
             batch.enter("cancelled")
-            self._files.num_promised -= FILES_PER_BATCH
+            self._files.add_promise(batch.owner, -FILES_PER_BATCH)
         elif run is not None:
             run.cancelled.set()
         self.wake()

@@ -32,8 +32,10 @@ class Batches:
     def open(self) -> None:
         """Read the folder, which this process has locked. Raises OSError."""
         self.batches.open()
-        self.files.open(self.batches.used_files)
-        self.files.num_promised = FILES_PER_BATCH * self.num_unfinished
+        unfinished = self.batches.unfinished
+        self.files.open({name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)})
+        for batch in unfinished:
+            self.files.add_promise(batch.owner, FILES_PER_BATCH)
 
     def start(self) -> None:
         """Begin to answer batches, those of an earlier master included."""
@@ -54,12 +56,12 @@ class Batches:
     async def create(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
         """Store a new batch and begin it; raise RequestError at a limit, OSError if it cannot be stored."""
         batch = self.batches.new(owner, endpoint, file, metadata)
-        self.files.promise(FILES_PER_BATCH)
+        self.files.promise(owner, FILES_PER_BATCH)
         self.batches.add(batch)  # before it is on the disk: its file is in use from now on
         try:
             await self.batches.write(batch)
         except OSError:
-            self.files.num_promised -= FILES_PER_BATCH
+            self.files.add_promise(owner, -FILES_PER_BATCH)
             self.batches.delete(batch)
             raise
         self.runner.wake()

@@ -16,8 +16,8 @@ from orca_master.errors import RequestError
 class Upload:
     """A context manager; a file that is not finished is removed at its exit. Entry raises OSError."""
 
-    def __init__(self, files: FileStore) -> None:
-        self._files, self._config = files, files.config
+    def __init__(self, files: FileStore, owner: str) -> None:
+        self._files, self._config, self._owner = files, files.config, owner
         self._id = new_file_id()
         self._file: IO[bytes]
         self._num_bytes = 0
@@ -32,7 +32,7 @@ class Upload:
     def __exit__(self, *_: object) -> None:
         if self._record is None:
             self._file.close()
-            self._files.discard(self._id, self._num_bytes)
+            self._files.discard(self._owner, self._id, self._num_bytes)
 
     async def write(self, data: bytes) -> None:
         """Append a part; raise RequestError at a limit, OSError if the disk is full."""
@@ -40,7 +40,7 @@ class Upload:
             raise RequestError(
                 f"file: it exceeds {self._config.max_file_bytes} bytes (--max-batch-file-bytes): send several", "file"
             )
-        self._files.take(len(data))
+        self._files.take(self._owner, len(data))
         self._num_bytes += len(data)
         await asyncio.to_thread(self._write, data)
 
@@ -48,12 +48,12 @@ class Upload:
         self._lines.feed(data)
         self._file.write(data)
 
-    async def finish(self, owner: str, filename: str) -> FileRecord:
+    async def finish(self, filename: str) -> FileRecord:
         """Store the file and return its record; raise RequestError if it has no line."""
         num_lines = self._lines.end()
         if not num_lines:
             raise RequestError("file: it has no line: a request per line is expected", "file")
-        record = FileRecord(self._id, owner, filename, "batch", self._num_bytes, num_lines, int(time.time()))
+        record = FileRecord(self._id, self._owner, filename, "batch", self._num_bytes, num_lines, int(time.time()))
         await asyncio.to_thread(self._finish, record)
         self._record = record
         self._files.add(record)

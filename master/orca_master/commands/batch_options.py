@@ -29,14 +29,15 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         default=DEFAULTS.max_files,
-        help=f"maximum files, those of answers included, and maximum batches; 400 if exceeded ({DEFAULTS.max_files})",
+        help="maximum files, those of answers included, and batches; half of one API key; 400 if exceeded "
+        f"({DEFAULTS.max_files})",
     )
     parser.add_argument(
         "--max-batch-bytes",
         type=functools.partial(positive, most=MAX_SLOTS),
         metavar="BYTES",
         default=DEFAULTS.max_bytes,
-        help="maximum size of all files together; 400 if exceeded, and a batch fails whose answers exceed it "
+        help="maximum size of all files, half of one API key; 400 if exceeded, and answers of a batch wait for room "
         f"({DEFAULTS.max_bytes})",
     )
     parser.add_argument(

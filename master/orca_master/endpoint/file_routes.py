@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -19,6 +20,7 @@ from orca_master.endpoint.middleware import owner_of
 from orca_master.errors import QueueFullError, RequestError
 
 MOST_UPLOADS = 32
+MOST_UPLOADS_OF_A_KEY = 4
 """At a time."""
 MOST_LISTED = 10_000
 MOST_FILENAME = 255
@@ -53,7 +55,7 @@ def batches_of(endpoint: Endpoint) -> Batches:
 
 def add_files(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the routes."""
-    num_uploads = 0
+    uploads: Counter[str] = Counter()
 
     def find(file_id: str, request: Request) -> FileRecord:
         record = batches_of(endpoint).files.get(owner_of(request), file_id)
@@ -67,18 +69,21 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/v1/files", openapi_extra=FORM)
     async def create_file(request: Request) -> Response:
         """Store a file of requests, one per line."""
-        nonlocal num_uploads
-        batches = batches_of(endpoint)
-        if num_uploads >= MOST_UPLOADS:
-            raise QueueFullError(f"{num_uploads} files are being uploaded, the limit is {MOST_UPLOADS}")
-        num_uploads += 1
+        batches, owner = batches_of(endpoint), owner_of(request)
+        if uploads[owner] >= MOST_UPLOADS_OF_A_KEY:
+            raise QueueFullError(f"{uploads[owner]} files are being uploaded, the limit is {MOST_UPLOADS_OF_A_KEY}")
+        if uploads.total() >= MOST_UPLOADS:
+            raise QueueFullError(f"{MOST_UPLOADS} files are being uploaded, that is the limit of all API keys")
+        uploads[owner] += 1
         try:
-            with batches.files.promised(1), Upload(batches.files) as upload:
+            with batches.files.promised(owner, 1), Upload(batches.files, owner) as upload:
                 return JSONResponse(described(await _receive(request, upload)))
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
-            num_uploads -= 1
+            uploads[owner] -= 1
+            if not uploads[owner]:
+                del uploads[owner]
 
     @app.get("/v1/files")
     async def list_files(
@@ -146,7 +151,7 @@ async def _receive(request: Request, upload: Upload) -> FileRecord:
     if purpose != b"batch":
         raise _wrong_purpose()
     await upload.write(bytes(pending))
-    return await upload.finish(owner_of(request), filename[:MOST_FILENAME] or "requests.jsonl")
+    return await upload.finish(filename[:MOST_FILENAME] or "requests.jsonl")
 
 
 def _check_purpose(purpose: bytearray, is_first: bool) -> None:
