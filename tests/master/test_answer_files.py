@@ -60,6 +60,21 @@ def test_a_file_that_is_cut_off_anywhere_keeps_its_whole_lines(tmp_path):
         assert (tmp_path / "out").read_bytes() == whole
 
 
+def test_an_error_of_the_disk_is_not_forgotten(tmp_path, monkeypatch):
+    answers = opened(tmp_path)
+    errors = [OSError(5, "Input/output error")]
+
+    def fsync(_: int) -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            answers.sync()
+    answers.close()
+
+
 def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
     whole = fill(tmp_path)[0]
     (tmp_path / "out").write_bytes(whole + b"\0" * 50 + b"\n")

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.input_lines import InputLines
 from orca_master.batches.records import BatchRecord
@@ -563,6 +564,30 @@ def test_a_batch_fails_whose_input_is_gone(server):
         assert (gone.status, gone.failed_at is None) == ("failed", False)
         assert "No such file" in gone.errors.data[0].message
         assert made.batches.files.num_promised == 0
+
+    play(made, scene)
+
+
+def test_a_batch_fails_if_answers_may_be_lost(server, monkeypatch):
+    """The disk reports an error once: later synchronisations succeed, though the answers before are not on it."""
+    monkeypatch.setattr("orca_master.batches.batch_run.SYNC_SECONDS", 0.01)
+    made = server(GatedEngine)
+    errors = [OSError(5, "Input/output error")]
+
+    def sync(_: AnswerFiles) -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(AnswerFiles, "sync", sync)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a")))
+        while errors:
+            await asyncio.sleep(0.01)
+        made.scripted.engine.gate.set()
+        done = await ended(client, batch.id)
+        assert done.status == "failed"
+        assert "Input/output error" in done.errors.data[0].message
 
     play(made, scene)
 

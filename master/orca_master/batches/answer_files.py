@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -80,6 +81,8 @@ class AnswerFiles:
             raise
         self.answered = {*self.output.numbers, *self.errors.numbers}
         """Numbers of the lines with an answer."""
+        self._turn = threading.Lock()
+        self._sync_error: OSError | None = None
 
     def add_response(self, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> None:
         """Write the response to a line; `body` is JSON. Raises what AnswerFile.append raises."""
@@ -97,9 +100,19 @@ class AnswerFiles:
         self.answered.add(number)
 
     def sync(self) -> None:
-        """Return when all answers are on the disk; called on a thread."""
-        self.output.sync()
-        self.errors.sync()
+        """Return when all answers are on the disk; called on threads. Raises OSError, from its first error on always.
+
+        The system reports an error once, though what was written before it may be lost.
+        """
+        with self._turn:
+            if self._sync_error is not None:
+                raise self._sync_error
+            try:
+                self.output.sync()
+                self.errors.sync()
+            except OSError as error:
+                self._sync_error = error
+                raise
 
     def close(self) -> None:
         """Close both files."""

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.batch_store import BatchStore
@@ -157,12 +157,17 @@ class BatchRun:
 
         syncing = asyncio.create_task(sync())
         senders = [asyncio.create_task(sender()) for _ in range(self._config.concurrency)]
+        all_sent = asyncio.gather(*senders)
         try:
-            await asyncio.gather(*senders)
+            waited: set[asyncio.Future[Any]] = {all_sent, syncing}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if syncing.done():  # an error of the disk
+                syncing.result()
+            all_sent.result()
         finally:
             for task in (syncing, *senders):
                 task.cancel()
-            await asyncio.gather(syncing, *senders, return_exceptions=True)
+            await asyncio.gather(syncing, all_sent, *senders, return_exceptions=True)
 
     async def _send(self, batch: BatchRecord, line: BatchLine) -> LineAnswer:
         """Return the answer to a line."""
