@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from orca_master.batches import batch_store
 from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.input_lines import InputLines
@@ -402,7 +404,8 @@ def test_a_cancelled_batch_keeps_its_answers(server):
             await asyncio.sleep(0.01)
         with pytest.raises(openai.BadRequestError, match="an unfinished batch uses this file"):
             await client.files.delete(file_id)
-        assert (await client.batches.cancel(queued.id)).status == "cancelled", "it has not begun"
+        await client.batches.cancel(queued.id)
+        assert (await ended(client, queued.id)).status == "cancelled", "the other one need not end before"
         assert (await client.batches.cancel(batch.id)).status in ("cancelling", "cancelled")
         done = await ended(client, batch.id)
         assert (done.status, done.output_file_id, done.error_file_id) == ("cancelled", None, None)
@@ -588,6 +591,88 @@ def test_a_batch_fails_if_answers_may_be_lost(server, monkeypatch):
         done = await ended(client, batch.id)
         assert done.status == "failed"
         assert "Input/output error" in done.errors.data[0].message
+
+    play(made, scene)
+
+
+@pytest.mark.parametrize("status", ["finalizing", "completed"])
+def test_an_end_that_cannot_be_stored_is_tried_again(server, monkeypatch, status):
+    monkeypatch.setattr("orca_master.batches.batch_run.END_SECONDS", 0.01)
+    failing = FailingWrites(monkeypatch, status, 3)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        done = await ended(client, (await created(client, await upload(client, line("a")))).id)
+        assert (done.status, done.errors, done.failed_at) == ("completed", None, None)
+        assert len(await lines_of(client, done.output_file_id)) == 1
+        assert made.batches.files.num_promised == 0
+
+    made = server()
+    play(made, scene)
+    assert failing.num_left == 0
+
+
+class FailingWrites:
+    """The disk refuses the first `num_left` records of batches of this status."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: str, num_left: int) -> None:
+        self.num_left = num_left
+        write = batch_store.write_record
+
+        def fail(path: Path, fields: dict[str, Any]) -> None:
+            if fields["status"] == status and self.num_left:
+                self.num_left -= 1
+                raise OSError(28, "No space left on device")
+            write(path, fields)
+
+        monkeypatch.setattr(batch_store, "write_record", fail)
+
+
+def test_a_batch_that_cannot_be_stored_does_not_begin(server, monkeypatch):
+    """The runner looks for batches while it is being written, and its input cannot be deleted then."""
+    made = server()
+    write, gate = batch_store.write_record, threading.Event()
+
+    def fail(path: Path, fields: dict[str, Any]) -> None:
+        gate.wait(30)
+        raise OSError(28, "No space left on device")
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file = made.batches.files.get(digest("one"), await upload(client, line("a")))
+        assert file is not None
+        monkeypatch.setattr(batch_store, "write_record", fail)
+        creation = asyncio.create_task(made.batches.create(file.owner, "/v1/completions", file, {}))
+        await asyncio.sleep(0.01)
+        made.batches.runner.wake()
+        with pytest.raises(openai.BadRequestError, match="an unfinished batch uses this file"):
+            await client.files.delete(file.id)
+        assert (await client.batches.list()).data == []
+        gate.set()
+        with pytest.raises(OSError, match="No space"):
+            await creation
+        assert not made.scripted.engine.submissions
+        assert made.batches.files.num_promised == 0
+        monkeypatch.setattr(batch_store, "write_record", write)
+        assert (await ended(client, (await created(client, file.id)).id)).status == "completed"
+
+    play(made, scene)
+
+
+def test_a_cancellation_that_cannot_be_stored_changes_nothing(server, monkeypatch):
+    """Otherwise the next server would answer a batch that was shown as cancelled."""
+    made = server(GatedEngine)
+    FailingWrites(monkeypatch, "cancelling", 1)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a")))
+        while made.batches.runner.places.num_taken < 1:
+            await asyncio.sleep(0.01)
+        record = made.batches.batches.get(digest("one"), batch.id)
+        assert record is not None
+        with pytest.raises(OSError, match="No space"):
+            await made.batches.cancel(record)
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        await client.batches.cancel(batch.id)
+        assert (await ended(client, batch.id)).status == "cancelled"
 
     play(made, scene)
 

@@ -31,6 +31,8 @@ FIRST_WAIT_SECONDS = 0.5
 MOST_WAIT_SECONDS = 15.0
 SYNC_SECONDS = 1.0
 """Answers of so much time may be lost, and are then generated again, if the machine loses its power."""
+END_SECONDS = 15.0
+"""Between attempts to store the end of a batch."""
 FILES_PER_BATCH = 2
 """Of answers and of errors."""
 
@@ -70,27 +72,31 @@ class BatchRun:
     async def run(self) -> None:
         """Answer the batch to its end, whatever that is; an unexpected error fails the batch.
 
-        Cancellation abandons the lines that are being answered. Raises OSError if the end cannot be stored.
+        The end is tried again until it is on the disk. Cancellation abandons the lines that are being answered.
         """
         batch = self._batch
         try:
-            await self._answer_lines(batch)
+            ending = await self._answer_lines(batch)
         except (RequestError, OSError) as error:
             logger.warning("batch %s failed: %s", batch.id, error)
+            ending = "failed"
             batch.failure = str(error) if isinstance(error, RequestError) else f"the server's disk: {error.strerror}"
-            await self._end(batch, "failed")
         except Exception as error:
             logger.exception("batch %s failed", batch.id)
+            ending = "failed"
             batch.failure = f"internal error: {type(error).__name__}"
-            await self._end(batch, "failed")
+        while batch.is_unfinished:
+            try:
+                await self._end(batch, ending)
+            except OSError as error:
+                logger.error("batch %s cannot be ended: %s", batch.id, error)
+                await asyncio.sleep(END_SECONDS)
 
-    async def _answer_lines(self, batch: BatchRecord) -> None:
-        """Send all lines without an answer, until the batch expires or is cancelled, and end the batch."""
+    async def _answer_lines(self, batch: BatchRecord) -> Status:
+        """Send all lines without an answer, until the batch expires or is cancelled; return its final status."""
         if self._files.get(batch.owner, batch.input_file_id) is None:
             raise RequestError("input_file_id: the file no longer exists")
-        if batch.status == "validating":
-            batch.enter("in_progress")
-            await self._batches.write(batch)
+        await self._batches.enter(batch, "in_progress", ("validating",))
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
         take = functools.partial(self._files.take, batch.owner)
         answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, take)
@@ -102,7 +108,7 @@ class BatchRun:
             await asyncio.to_thread(answers.sync)
         finally:
             answers.close()
-        await self._end(batch, ending)
+        return ending
 
     async def _send_lines(self, batch: BatchRecord, lines: InputLines, answers: AnswerFiles) -> Status:
         """Answer the lines; return the status with which the batch ends."""
@@ -209,22 +215,14 @@ class BatchRun:
         return InputLines(path, batch.endpoint, self._config.max_line_bytes, self._config.concurrency)
 
     async def _end(self, batch: BatchRecord, ending: Status) -> None:
-        """Show the files of the answers to the owner, and give the batch its final status."""
+        """Show the files of the answers to the owner, and give the batch its final status. Raises OSError."""
         if ending == "completed":
-            batch.enter("finalizing")
-            await self._batches.write(batch)
+            await self._batches.enter(batch, "finalizing")
         batch.has_output = await self._show(batch, batch.output_id, "output", batch.completed)
         batch.has_errors = await self._show(batch, batch.error_id, "error", batch.failed)
-        before = batch.status
-        batch.enter(ending)
+        await self._batches.enter(batch, ending)
         self._files.add_promise(batch.owner, -FILES_PER_BATCH)
         logger.info("batch %s: %s, %d of %d lines answered", batch.id, ending, batch.completed, batch.total)
-        try:
-            await self._batches.write(batch)
-        except OSError:
-            batch.status = before
-            self._files.add_promise(batch.owner, FILES_PER_BATCH)
-            raise
 
     async def _show(self, batch: BatchRecord, file_id: str, kind: str, num_lines: int) -> bool:
         """Make a file of answers one of the owner's; remove it and return False if it is empty."""

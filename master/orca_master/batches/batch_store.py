@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
 
 from orca_master.batches.config import WINDOW_SECONDS, BatchConfig
 from orca_master.batches.disk import read_records, write_record
-from orca_master.batches.records import BATCH_ID, BATCH_RECORDS, BatchRecord, FileRecord, new_file_id
+from orca_master.batches.records import (
+    BATCH_ID,
+    BATCH_RECORDS,
+    UNFINISHED,
+    BatchRecord,
+    FileRecord,
+    Status,
+    new_file_id,
+)
 from orca_master.batches.shares import Shares
 from orca_master.errors import RequestError
 
@@ -24,8 +36,10 @@ class BatchStore:
         self._config = config
         self._folder = config.folder / "batches"
         self._batches: dict[str, BatchRecord] = {}
+        self._coming: dict[str, BatchRecord] = {}
+        """Batches that are being written for the first time."""
         self._turn = asyncio.Lock()
-        """Of the writers: two would write the same temporary file."""
+        """Of the changes: two would write the same temporary file."""
 
     def open(self) -> None:
         """Read the records. Raises OSError."""
@@ -33,9 +47,9 @@ class BatchStore:
         self._batches = read_records(self._folder, BATCH_RECORDS)
 
     def new(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
-        """Return a new batch, which `write` and `add` store; raise RequestError if too many are unfinished."""
+        """Return a new batch, which `create` stores; raise RequestError if too many are unfinished."""
         unfinished = Shares(self._config.max_files)
-        for batch in self.unfinished:
+        for batch in (*self.unfinished, *self._coming.values()):
             unfinished.add(batch.owner, 1)
         if not unfinished.fits(owner, 1):
             raise RequestError(
@@ -56,10 +70,35 @@ class BatchStore:
             metadata,
         )
 
-    async def write(self, batch: BatchRecord) -> None:
-        """Write the present record of a batch. Raises OSError."""
+    async def create(self, batch: BatchRecord) -> None:
+        """Store a batch of `new`, whose files are in use now, and show it when it is on the disk. Raises OSError."""
+        self._coming[batch.id] = batch
+        try:
+            await self._write(batch)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._path(batch).unlink(missing_ok=True)
+            raise
+        finally:
+            del self._coming[batch.id]
+        self.add(batch)
+
+    async def enter(self, batch: BatchRecord, status: Status, before: Collection[str] = UNFINISHED) -> bool:
+        """Store a batch with a new status, and show the status when it is on the disk.
+
+        Return False, and do nothing, if its status is none of those `before`. Raises OSError, and changes nothing then.
+        """
         async with self._turn:
-            await asyncio.to_thread(write_record, self._folder / f"{batch.id}.json", batch.fields())
+            if batch.status not in before:
+                return False
+            changed = replace(batch, times=dict(batch.times))
+            changed.enter(status)
+            await self._write(changed)
+            batch.status, batch.times = changed.status, changed.times
+        return True
+
+    async def _write(self, batch: BatchRecord) -> None:
+        await asyncio.to_thread(write_record, self._path(batch), batch.fields())
 
     def add(self, batch: BatchRecord) -> None:
         """Show a batch to its owner; of the key that has most, the batch that ended first makes room for it."""
@@ -68,7 +107,8 @@ class BatchStore:
             if not ended:
                 break
             counts = Counter(entry.owner for entry in self._batches.values())
-            self.delete(min(ended, key=lambda entry: (-counts[entry.owner], entry.ended_at)))
+            if not self._delete(min(ended, key=lambda entry: (-counts[entry.owner], entry.ended_at))):
+                break
         self._batches[batch.id] = batch
 
     def get(self, owner: str, batch_id: str) -> BatchRecord | None:
@@ -90,18 +130,24 @@ class BatchStore:
     @property
     def used_files(self) -> set[str]:
         """Ids of the files that unfinished batches read and write."""
-        return {name for batch in self.unfinished for name in (batch.input_file_id, batch.output_id, batch.error_id)}
+        batches = (*self.unfinished, *self._coming.values())
+        return {name for batch in batches for name in (batch.input_file_id, batch.output_id, batch.error_id)}
 
     def delete_old(self) -> None:
         """Delete the batches that ended longer ago than they are kept."""
         end = time.time() - self._config.seconds
         for batch in [entry for entry in self._batches.values() if 0 < entry.ended_at < end]:
-            try:
-                self.delete(batch)
-            except OSError as error:
-                logger.error("batch %s is not deleted: %s", batch.id, error)
+            self._delete(batch)
 
-    def delete(self, batch: BatchRecord) -> None:
-        """Forget a batch, which the runner does not answer. Raises OSError, and keeps the batch then."""
-        (self._folder / f"{batch.id}.json").unlink(missing_ok=True)
+    def _delete(self, batch: BatchRecord) -> bool:
+        """Delete a batch that has ended; keep it and return False if the disk fails."""
+        try:
+            self._path(batch).unlink(missing_ok=True)
+        except OSError as error:
+            logger.error("batch %s is not deleted: %s", batch.id, error)
+            return False
         del self._batches[batch.id]
+        return True
+
+    def _path(self, batch: BatchRecord) -> Path:
+        return self._folder / f"{batch.id}.json"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from orca_master.batches.batch_run import FILES_PER_BATCH, BatchRun, Call
+from orca_master.batches.batch_run import BatchRun, Call
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.file_store import FileStore
@@ -38,15 +38,9 @@ class BatchRunner:
         self._wake.set()
 
     def cancel(self, batch: BatchRecord) -> None:
-        """Note that an unfinished batch is to be cancelled; one that has not begun is cancelled at once."""
-        run = self._runs.get(batch.id)
-        has_begun = run is not None or batch.status != "validating"
-        batch.enter("cancelling")
-        if not has_begun:
-            batch.enter("cancelled")
-            self._files.add_promise(batch.owner, -FILES_PER_BATCH)
-        elif run is not None:
-            run.cancelled.set()
+        """End a batch of the status `cancelling`."""
+        if batch.id in self._runs:
+            self._runs[batch.id].cancelled.set()
         self.wake()
 
     async def run(self) -> None:
@@ -78,21 +72,23 @@ class BatchRunner:
             await asyncio.gather(*running, return_exceptions=True)
 
     def _next(self) -> list[BatchRecord]:
-        """Return the batches to begin: of each owner without a running one the oldest, cancelled ones first."""
+        """Return the batches to begin: of each owner without a running one the oldest, and those to be cancelled."""
         owners = {run.owner for run in self._runs.values()}
-        batches = []
-        for batch in sorted(self._batches.unfinished, key=lambda batch: batch.status != "cancelling"):
-            if batch.owner not in owners and len(owners) < MOST_AT_A_TIME:
-                owners.add(batch.owner)
-                batches.append(batch)
+        batches: list[BatchRecord] = []
+        for batch in self._batches.unfinished:
+            if batch.id in self._runs:
+                continue
+            if batch.status == "cancelling":
+                may_begin = len(self._runs) + len(batches) < 2 * MOST_AT_A_TIME
+            else:
+                may_begin = batch.owner not in owners and len(owners) < MOST_AT_A_TIME
+                owners.update([batch.owner] if may_begin else [])
+            batches += [batch] if may_begin else []
         return batches
 
     async def _finish(self, batch: BatchRecord, run: BatchRun) -> None:
         try:
             await run.run()
-        except OSError as error:
-            logger.error("batch %s cannot be ended: %s", batch.id, error)
-            await asyncio.sleep(CLEANING_SECONDS)
         except Exception:
             logger.exception("batch %s cannot be ended", batch.id)
             await asyncio.sleep(CLEANING_SECONDS)

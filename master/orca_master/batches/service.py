@@ -57,21 +57,18 @@ class Batches:
         """Store a new batch and begin it; raise RequestError at a limit, OSError if it cannot be stored."""
         batch = self.batches.new(owner, endpoint, file, metadata)
         self.files.promise(owner, FILES_PER_BATCH)
-        self.batches.add(batch)  # before it is on the disk: its file is in use from now on
         try:
-            await self.batches.write(batch)
-        except OSError:
+            await self.batches.create(batch)
+        except BaseException:
             self.files.add_promise(owner, -FILES_PER_BATCH)
-            self.batches.delete(batch)
             raise
         self.runner.wake()
         return batch
 
     async def cancel(self, batch: BatchRecord) -> None:
-        """Cancel a batch; do nothing if it has ended or its answers are complete."""
-        if batch.status in ("validating", "in_progress"):
+        """Cancel a batch; do nothing if it has ended or its answers are complete. Raises OSError."""
+        if await self.batches.enter(batch, "cancelling", ("validating", "in_progress")):
             self.runner.cancel(batch)
-            await self.batches.write(batch)
 
 
 @contextlib.asynccontextmanager
