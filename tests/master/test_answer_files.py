@@ -12,8 +12,10 @@ from orca_master.batches.answer_files import AnswerFiles
 BATCH = f"batch_{7:032x}"
 
 
-def opened(folder: Path) -> AnswerFiles:
-    return AnswerFiles(BATCH, folder / "out", folder / "err", lambda _: None)
+def opened(folder: Path, counted: list[int] | None = None) -> AnswerFiles:
+    """Return the files; `counted` gets the bytes that are taken, and negative ones for those that are freed."""
+    counted = [] if counted is None else counted
+    return AnswerFiles(BATCH, folder / "out", folder / "err", counted.append, lambda count: counted.append(-count))
 
 
 def fill(folder: Path) -> list[bytes]:
@@ -85,7 +87,8 @@ def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
 
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypatch, written):
-    answers = opened(tmp_path)
+    counted: list[int] = []
+    answers = opened(tmp_path, counted)
     answers.add_error(0, "a", "x", "y")
     before = (tmp_path / "err").read_bytes()
     write = os.write
@@ -104,6 +107,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypat
     monkeypatch.undo()
     assert (tmp_path / "err").read_bytes() == before
     assert answers.answered == {0}
+    assert sum(counted) == len(before)
     answers.add_error(1, "b", "x", "y")
     answers.close()
     assert (tmp_path / "err").read_bytes().count(b"\n") == 2

@@ -677,6 +677,32 @@ def test_a_cancellation_that_cannot_be_stored_changes_nothing(server, monkeypatc
     play(made, scene)
 
 
+def test_a_full_disk_is_503_and_leaves_nothing(server, monkeypatch):
+    made = server(GatedEngine)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file_id = await upload(client, line("a"))
+        batch = await created(client, file_id)
+        num_bytes = made.batches.files.num_bytes
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_store, "write_record", full)
+            patch.setattr("orca_master.batches.file_store.write_record", full)
+            calls = (upload(client, line("b")), created(client, file_id), client.batches.cancel(batch.id))
+            for call in calls:
+                with pytest.raises(openai.InternalServerError, match="No space left on device") as refused:
+                    await call
+                assert refused.value.status_code == 503
+        assert (made.batches.files.num_bytes, made.batches.files.num_promised) == (num_bytes, 2)
+        names = {path.stem for path in (made.config.folder / "files").iterdir()}
+        assert file_id in names
+        assert len(names) <= 3, "the input and the answers of the batch"
+
+    play(made, scene)
+
+
 def test_a_batch_waits_for_room_for_its_answers_and_keeps_no_other_key_waiting(server, monkeypatch):
     """There is one place, and the key `one` has no bytes left; then it deletes a file."""
     monkeypatch.setattr("orca_master.batches.batch_run.FIRST_WAIT_SECONDS", 0.01)

@@ -19,15 +19,18 @@ ANSWER = re.compile(rb'\{"id": "batch_req_[0-9a-f]{32}_([0-9]{1,10})"')
 
 
 class AnswerFile:
-    """One file of answers. `take` is called with the bytes of a line before it is written, and may refuse them."""
+    """One file of answers.
 
-    def __init__(self, path: Path, take: Callable[[int], None]) -> None:
+    `take` is called with the bytes of a line before it is written, and may refuse them; `free` if writing fails.
+    """
+
+    def __init__(self, path: Path, take: Callable[[int], None], free: Callable[[int], None]) -> None:
         self.num_bytes = 0
         self.numbers: list[int] = []
         """Numbers of the answered lines."""
         self.num_dropped = 0
         """Bytes of the unfinished line that was removed."""
-        self._take = take
+        self._take, self._free = take, free
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with path.open("rb") as file:
@@ -54,6 +57,7 @@ class AnswerFile:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError:
+            self._free(len(line))
             os.ftruncate(self._descriptor, self.num_bytes)
             raise
         self.num_bytes += len(line)
@@ -71,11 +75,13 @@ class AnswerFile:
 class AnswerFiles:
     """The answers of the batch `batch_id`: those with status 200 in `output`, all others in `errors`."""
 
-    def __init__(self, batch_id: str, output: Path, errors: Path, take: Callable[[int], None]) -> None:
+    def __init__(
+        self, batch_id: str, output: Path, errors: Path, take: Callable[[int], None], free: Callable[[int], None]
+    ) -> None:
         self._prefix = f"batch_req_{batch_id.removeprefix('batch_')}"
-        self.output = AnswerFile(output, take)
+        self.output = AnswerFile(output, take, free)
         try:
-            self.errors = AnswerFile(errors, take)
+            self.errors = AnswerFile(errors, take, free)
         except BaseException:
             self.output.close()
             raise

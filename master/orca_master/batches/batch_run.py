@@ -98,8 +98,8 @@ class BatchRun:
             raise RequestError("input_file_id: the file no longer exists")
         await self._batches.enter(batch, "in_progress", ("validating",))
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
-        take = functools.partial(self._files.take, batch.owner)
-        answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, take)
+        take, free = (functools.partial(count, batch.owner) for count in (self._files.take, self._files.free))
+        answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, take, free)
         try:
             self._files.free(batch.owner, answers.output.num_dropped + answers.errors.num_dropped)
             _count(batch, answers)

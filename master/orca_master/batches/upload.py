@@ -31,8 +31,10 @@ class Upload:
 
     def __exit__(self, *_: object) -> None:
         if self._record is None:
-            self._file.close()
-            self._files.discard(self._owner, self._id, self._num_bytes)
+            try:
+                self._file.close()
+            finally:
+                self._files.discard(self._owner, self._id, self._num_bytes)
 
     async def write(self, data: bytes) -> None:
         """Append a part; raise RequestError at a limit, OSError if the disk is full."""

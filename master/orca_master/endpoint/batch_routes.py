@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from orca_master.batches.records import BatchRecord
 from orca_master.bodies.batch_requests import BatchRequest
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.file_routes import batches_of
+from orca_master.endpoint.file_routes import batches_of, disk_errors
 from orca_master.endpoint.listing import page_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.errors import RequestError
@@ -39,7 +39,9 @@ def add_batches(app: FastAPI, endpoint: Endpoint) -> None:
                 "/v1/files",
                 "input_file_id",
             )
-        return JSONResponse((await batches.create(owner_of(request), body.endpoint, file, body.metadata)).wire())
+        with disk_errors():
+            batch = await batches.create(owner_of(request), body.endpoint, file, body.metadata)
+        return JSONResponse(batch.wire())
 
     @app.get("/v1/batches")
     async def list_batches(
@@ -59,5 +61,6 @@ def add_batches(app: FastAPI, endpoint: Endpoint) -> None:
     async def cancel_batch(batch_id: str, request: Request) -> Response:
         """Cancel a batch and keep its answers so far; one that has ended is returned as it is."""
         batch = find(batch_id, request)
-        await batches_of(endpoint).cancel(batch)
+        with disk_errors():
+            await batches_of(endpoint).cancel(batch)
         return JSONResponse(batch.wire())

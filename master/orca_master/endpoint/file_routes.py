@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -18,6 +21,8 @@ from orca_master.endpoint.form_parts import FormParts
 from orca_master.endpoint.listing import page_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.errors import QueueFullError, RequestError
+
+logger = logging.getLogger(__name__)
 
 MOST_UPLOADS = 32
 MOST_UPLOADS_OF_A_KEY = 4
@@ -53,6 +58,16 @@ def batches_of(endpoint: Endpoint) -> Batches:
     return endpoint.batches
 
 
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise HTTPException 503 for an error of the disk, which the log has, too."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("%s: %s", OPTION, error)
+        raise HTTPException(503, f"the server's disk: {error.strerror}: nothing was stored, try again later") from error
+
+
 def add_files(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the routes."""
     uploads: Counter[str] = Counter()
@@ -76,7 +91,7 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
             raise QueueFullError(f"{MOST_UPLOADS} files are being uploaded, that is the limit of all API keys")
         uploads[owner] += 1
         try:
-            with batches.files.promised(owner, 1), Upload(batches.files, owner) as upload:
+            with disk_errors(), batches.files.promised(owner, 1), Upload(batches.files, owner) as upload:
                 return JSONResponse(described(await _receive(request, upload)))
         except ClientDisconnect:
             return Response(status_code=400)
@@ -118,7 +133,8 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
         record, batches = find(file_id, request), batches_of(endpoint)
         if record.id in batches.batches.used_files:
             raise RequestError("file_id: an unfinished batch uses this file: cancel the batch first", "file_id")
-        batches.files.delete(record)
+        with disk_errors():
+            batches.files.delete(record)
         return JSONResponse({"id": record.id, "object": "file", "deleted": True})
 
 
