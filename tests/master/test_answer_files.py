@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
 
 import pytest
 from orca_master.batches.answer_files import AnswerFiles
+from orca_master.batches.disk_threads import DiskThreads
 
 BATCH = f"batch_{7:032x}"
 
@@ -15,16 +17,18 @@ BATCH = f"batch_{7:032x}"
 def opened(folder: Path, counted: list[int] | None = None) -> AnswerFiles:
     """Return the files; `counted` gets the bytes that are taken, and negative ones for those that are freed."""
     counted = [] if counted is None else counted
-    return AnswerFiles(BATCH, folder / "out", folder / "err", counted.append, lambda count: counted.append(-count))
+    return AnswerFiles(
+        BATCH, folder / "out", folder / "err", DiskThreads(), counted.append, lambda count: counted.append(-count)
+    )
 
 
 def fill(folder: Path) -> list[bytes]:
     """Write two answers and two errors; return the lines of both files."""
     answers = opened(folder)
-    answers.add_response(0, "a", 200, "r0", b'{"x": "\xc3\xa9"}')
-    answers.add_response(2, 'b"\n', 200, "r1", b'{\n"x": 1}')
-    answers.add_response(1, "c", 400, "r2", b'{"error": {}}')
-    answers.add_error(3, None, "invalid_line", "no")
+    asyncio.run(answers.add_response(0, "a", 200, "r0", b'{"x": "\xc3\xa9"}'))
+    asyncio.run(answers.add_response(2, 'b"\n', 200, "r1", b'{\n"x": 1}'))
+    asyncio.run(answers.add_response(1, "c", 400, "r2", b'{"error": {}}'))
+    asyncio.run(answers.add_error(3, None, "invalid_line", "no"))
     answers.sync()
     answers.close()
     return [(folder / name).read_bytes() for name in ("out", "err")]
@@ -57,7 +61,7 @@ def test_a_file_that_is_cut_off_anywhere_keeps_its_whole_lines(tmp_path):
         assert answers.output.num_dropped == length - answers.output.num_bytes
         for number, custom_id, body in ((0, "a", b'{"x": "\xc3\xa9"}'), (2, 'b"\n', b'{"x": 1}')):
             if number not in answers.answered:
-                answers.add_response(number, custom_id, 200, f"r{number // 2}", body)
+                asyncio.run(answers.add_response(number, custom_id, 200, f"r{number // 2}", body))
         answers.close()
         assert (tmp_path / "out").read_bytes() == whole
 
@@ -89,7 +93,7 @@ def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypatch, written):
     counted: list[int] = []
     answers = opened(tmp_path, counted)
-    answers.add_error(0, "a", "x", "y")
+    asyncio.run(answers.add_error(0, "a", "x", "y"))
     before = (tmp_path / "err").read_bytes()
     write = os.write
 
@@ -103,11 +107,11 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypat
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        answers.add_error(1, "b" * 10, "x" * 20, "y")
+        asyncio.run(answers.add_error(1, "b" * 10, "x" * 20, "y"))
     monkeypatch.undo()
     assert (tmp_path / "err").read_bytes() == before
     assert answers.answered == {0}
     assert sum(counted) == len(before)
-    answers.add_error(1, "b", "x", "y")
+    asyncio.run(answers.add_error(1, "b", "x", "y"))
     answers.close()
     assert (tmp_path / "err").read_bytes().count(b"\n") == 2

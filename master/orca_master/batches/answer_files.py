@@ -6,6 +6,7 @@ A last line that a crash has cut off is removed, and the line is answered again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+from orca_master.batches.disk_threads import DiskThreads
 
 ANSWER = re.compile(rb'\{"id": "batch_req_[0-9a-f]{32}_([0-9]{1,10})"')
 """The beginning of an answer; the group is the number of its line in the input."""
@@ -24,13 +27,16 @@ class AnswerFile:
     `take` is called with the bytes of a line before it is written, and may refuse them; `free` if writing fails.
     """
 
-    def __init__(self, path: Path, take: Callable[[int], None], free: Callable[[int], None]) -> None:
+    def __init__(
+        self, path: Path, threads: DiskThreads, take: Callable[[int], None], free: Callable[[int], None]
+    ) -> None:
         self.num_bytes = 0
         self.numbers: list[int] = []
         """Numbers of the answered lines."""
         self.num_dropped = 0
         """Bytes of the unfinished line that was removed."""
-        self._take, self._free = take, free
+        self._threads, self._take, self._free = threads, take, free
+        self._turn = asyncio.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with path.open("rb") as file:
@@ -49,15 +55,23 @@ class AnswerFile:
             self.num_bytes += len(line)
         self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
 
-    def append(self, number: int, line: bytes) -> None:
+    async def append(self, number: int, line: bytes) -> None:
         """Write the answer to a line; raise OSError, after which the file is as before, or what `take` raises."""
-        self._take(len(line))
+        async with self._turn:
+            self._take(len(line))
+            before = self.num_bytes
+            try:
+                await self._threads.run(self._append, number, line)
+            finally:
+                if self.num_bytes == before:
+                    self._free(len(line))
+
+    def _append(self, number: int, line: bytes) -> None:
         try:
             left = memoryview(line)
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError:
-            self._free(len(line))
             os.ftruncate(self._descriptor, self.num_bytes)
             raise
         self.num_bytes += len(line)
@@ -76,12 +90,18 @@ class AnswerFiles:
     """The answers of the batch `batch_id`: those with status 200 in `output`, all others in `errors`."""
 
     def __init__(
-        self, batch_id: str, output: Path, errors: Path, take: Callable[[int], None], free: Callable[[int], None]
+        self,
+        batch_id: str,
+        output: Path,
+        errors: Path,
+        threads: DiskThreads,
+        take: Callable[[int], None],
+        free: Callable[[int], None],
     ) -> None:
         self._prefix = f"batch_req_{batch_id.removeprefix('batch_')}"
-        self.output = AnswerFile(output, take, free)
+        self.output = AnswerFile(output, threads, take, free)
         try:
-            self.errors = AnswerFile(errors, take, free)
+            self.errors = AnswerFile(errors, threads, take, free)
         except BaseException:
             self.output.close()
             raise
@@ -90,19 +110,21 @@ class AnswerFiles:
         self._turn = threading.Lock()
         self._sync_error: OSError | None = None
 
-    def add_response(self, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> None:
+    async def add_response(self, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> None:
         """Write the response to a line; `body` is JSON. Raises what AnswerFile.append raises."""
         if b"\n" in body:
             body = json.dumps(json.loads(body)).encode()
         head = f'{self._head(number, custom_id)}, "response": {{"status_code": {status}, "request_id": "{request_id}", '
         file = self.output if status == 200 else self.errors
-        file.append(number, b"".join((head.encode(), b'"body": ', body, b'}, "error": null}\n')))
+        await file.append(number, b"".join((head.encode(), b'"body": ', body, b'}, "error": null}\n')))
         self.answered.add(number)
 
-    def add_error(self, number: int, custom_id: str | None, code: str, message: str) -> None:
+    async def add_error(self, number: int, custom_id: str | None, code: str, message: str) -> None:
         """Write why a line has no response. Raises what AnswerFile.append raises."""
         error = json.dumps({"code": code, "message": message})
-        self.errors.append(number, f'{self._head(number, custom_id)}, "response": null, "error": {error}}}\n'.encode())
+        await self.errors.append(
+            number, f'{self._head(number, custom_id)}, "response": null, "error": {error}}}\n'.encode()
+        )
         self.answered.add(number)
 
     def sync(self) -> None:

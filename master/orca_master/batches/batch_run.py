@@ -98,14 +98,15 @@ class BatchRun:
             raise RequestError("input_file_id: the file no longer exists")
         await self._batches.enter(batch, "in_progress", ("validating",))
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
+        threads = self._files.threads
         take, free = (functools.partial(count, batch.owner) for count in (self._files.take, self._files.free))
-        answers = await asyncio.to_thread(AnswerFiles, batch.id, *paths, take, free)
+        answers = await threads.run(AnswerFiles, batch.id, *paths, threads, take, free)
         try:
             self._files.free(batch.owner, answers.output.num_dropped + answers.errors.num_dropped)
             _count(batch, answers)
             with self._lines_of(batch) as lines:
                 ending = await self._send_lines(batch, lines, answers)
-            await asyncio.to_thread(answers.sync)
+            await self._files.threads.run(answers.sync)
         finally:
             answers.close()
         return ending
@@ -159,7 +160,7 @@ class BatchRun:
         async def sync() -> None:
             while True:
                 await asyncio.sleep(SYNC_SECONDS)
-                await asyncio.to_thread(answers.sync)
+                await self._files.threads.run(answers.sync)
 
         syncing = asyncio.create_task(sync())
         senders = [asyncio.create_task(sender()) for _ in range(self._config.concurrency)]
@@ -191,9 +192,9 @@ class BatchRun:
         while True:
             try:
                 if isinstance(line, InvalidLine):
-                    answers.add_error(line.number, line.custom_id, "invalid_line", line.message)
+                    await answers.add_error(line.number, line.custom_id, "invalid_line", line.message)
                 elif answer is not None:
-                    answers.add_response(line.number, line.custom_id, *answer)
+                    await answers.add_response(line.number, line.custom_id, *answer)
                 return
             except RequestError as error:
                 logger.warning("batch %s waits: %s", batch.id, error)
@@ -205,14 +206,16 @@ class BatchRun:
         with self._lines_of(batch) as lines:
             while (line := await lines.next()) is not None:
                 if line.number not in answers.answered:
-                    answers.add_error(
+                    await answers.add_error(
                         line.number, line.custom_id, "batch_expired", "the batch was not finished within 24 hours"
                     )
         _count(batch, answers)
 
     def _lines_of(self, batch: BatchRecord) -> InputLines:
         path = self._files.path(batch.input_file_id)
-        return InputLines(path, batch.endpoint, self._config.max_line_bytes, self._config.concurrency)
+        return InputLines(
+            path, batch.endpoint, self._config.max_line_bytes, self._config.concurrency, self._files.threads
+        )
 
     async def _end(self, batch: BatchRecord, ending: Status) -> None:
         """Show the files of the answers to the owner, and give the batch its final status. Raises OSError."""
@@ -229,11 +232,11 @@ class BatchRun:
         path = self._files.path(file_id)
         num_bytes = path.stat().st_size if path.exists() else 0
         if not num_bytes:
-            self._files.discard(batch.owner, file_id, 0)
+            await self._files.discard(batch.owner, file_id, 0)
             return False
         name = f"{batch.id}_{kind}.jsonl"
         record = FileRecord(file_id, batch.owner, name, "batch_output", num_bytes, num_lines, int(time.time()))
-        await asyncio.to_thread(self._files.write_record, record)
+        await self._files.threads.run(self._files.write_record, record)
         self._files.add(record)
         return True
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from orca_master.batches.config import WINDOW_SECONDS, BatchConfig
 from orca_master.batches.disk import read_records, write_record
+from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.records import (
     BATCH_ID,
     BATCH_RECORDS,
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 class BatchStore:
     """Batches below `config.folder`, at most as many as files. Used from one event loop."""
 
-    def __init__(self, config: BatchConfig) -> None:
-        self._config = config
+    def __init__(self, config: BatchConfig, threads: DiskThreads) -> None:
+        self._config, self._threads = config, threads
         self._folder = config.folder / "batches"
         self._batches: dict[str, BatchRecord] = {}
         self._coming: dict[str, BatchRecord] = {}
@@ -98,7 +99,7 @@ class BatchStore:
         return True
 
     async def _write(self, batch: BatchRecord) -> None:
-        await asyncio.to_thread(write_record, self._path(batch), batch.fields())
+        await self._threads.run(write_record, self._path(batch), batch.fields())
 
     def add(self, batch: BatchRecord) -> None:
         """Show a batch to its owner; of the key that has most, the batch that ended first makes room for it."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk import read_records, write_record
+from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.records import FILE_ID, FILE_RECORDS, FileRecord
 from orca_master.batches.shares import Shares
 from orca_master.errors import RequestError
@@ -25,8 +26,8 @@ logger = logging.getLogger(__name__)
 class FileStore:
     """Files below `config.folder`. Used from one event loop, except for `path` and `write_record`."""
 
-    def __init__(self, config: BatchConfig) -> None:
-        self.config = config
+    def __init__(self, config: BatchConfig, threads: DiskThreads) -> None:
+        self.config, self.threads = config, threads
         self._bytes = Shares(config.max_bytes)
         """Of all files, those included that are being written."""
         self._places = Shares(config.max_files)
@@ -119,24 +120,38 @@ class FileStore:
             self._files[record.id] = record
             self._places.add(record.owner, 1)
 
-    def delete(self, record: FileRecord) -> None:
+    async def delete(self, record: FileRecord) -> None:
         """Delete a file; content that a client is reading can be read to its end. Raises OSError, and keeps it then."""
-        if record.id in self._files:
-            self.discard(record.owner, record.id, record.num_bytes)
-            del self._files[record.id]
-            self._places.add(record.owner, -1)
+        if self._files.pop(record.id, None) is None:
+            return
+        try:
+            await self.threads.run(self._unlink, record.id)
+        except OSError:
+            self._files[record.id] = record
+            raise
+        finally:
+            if record.id not in self._files:
+                self._places.add(record.owner, -1)
+                self.free(record.owner, record.num_bytes)
 
-    def discard(self, owner: str, file_id: str, num_bytes: int) -> None:
-        """Remove the content of a file that has so many bytes counted, and its record if there is one."""
-        self.path(file_id).unlink(missing_ok=True)
-        self.path(file_id).with_suffix(".json").unlink(missing_ok=True)
-        self.free(owner, num_bytes)
+    async def discard(self, owner: str, file_id: str, num_bytes: int) -> None:
+        """Remove the content of a file that is not shown, and its record if there is one. Raises OSError."""
+        try:
+            await self.threads.run(self._unlink, file_id)
+        finally:  # a content that is left is removed at the next start
+            self.free(owner, num_bytes)
 
-    def delete_old(self, used: Collection[str]) -> None:
+    async def delete_old(self, used: Callable[[], Collection[str]]) -> None:
         """Delete the files beyond their age that no unfinished batch uses."""
         end = time.time() - self.config.seconds
-        for record in [entry for entry in self._files.values() if entry.created_at < end and entry.id not in used]:
+        for record in [entry for entry in self._files.values() if entry.created_at < end]:
+            if record.id in used():
+                continue
             try:
-                self.delete(record)
+                await self.delete(record)
             except OSError as error:
                 logger.error("file %s is not deleted: %s", record.id, error)
+
+    def _unlink(self, file_id: str) -> None:
+        self.path(file_id).unlink(missing_ok=True)
+        self.path(file_id).with_suffix(".json").unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from orca_master.batches.disk_threads import DiskThreads
+
 MOST_ID_CHARACTERS = 512
 """Of a `custom_id`."""
 
@@ -45,9 +47,9 @@ class InputLines:
     `most_choices` is invalid, too.
     """
 
-    def __init__(self, path: Path, endpoint: str, max_bytes: int, most_choices: int) -> None:
+    def __init__(self, path: Path, endpoint: str, max_bytes: int, most_choices: int, threads: DiskThreads) -> None:
         self._path, self._endpoint, self._max_bytes = path, endpoint, max_bytes
-        self._most_choices = most_choices
+        self._most_choices, self._threads = most_choices, threads
         self._file: IO[bytes]
         self._number = 0
         self._seen: set[bytes] = set()
@@ -64,12 +66,14 @@ class InputLines:
     async def next(self) -> BatchLine | InvalidLine | None:
         """Return the next line, None at the end of the file. Raises OSError."""
         async with self._turn:
-            line = await asyncio.to_thread(self._read)
-            if line is None:
-                return None
-            number = self._number
-            self._number += 1
-            return self._parsed(number, line)
+            return await self._threads.run(self._next)
+
+    def _next(self) -> BatchLine | InvalidLine | None:
+        line = self._read()
+        if line is None:
+            return None
+        self._number += 1
+        return self._parsed(self._number - 1, line)
 
     def _read(self) -> bytes | None:
         """Return the next line that is not blank, cut after `max_bytes` + 1 bytes."""

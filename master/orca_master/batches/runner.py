@@ -58,7 +58,7 @@ class BatchRunner:
                     tasks.add(task := asyncio.create_task(self._finish(batch, run)))
                     task.add_done_callback(tasks.discard)
                 try:
-                    self._files.delete_old(self._batches.used_files)
+                    await self._files.delete_old(lambda: self._batches.used_files)
                     self._batches.delete_old()
                 except Exception:  # batches are answered nevertheless
                     logger.exception("old files and batches are not deleted")

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from orca_master.batches.batch_run import FILES_PER_BATCH, Call
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
+from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.file_store import FileStore
 from orca_master.batches.records import BatchRecord, FileRecord
 from orca_master.batches.runner import BatchRunner
@@ -24,8 +25,9 @@ class Batches:
 
     def __init__(self, config: BatchConfig, call: Call) -> None:
         self.config = config
-        self.files = FileStore(config)
-        self.batches = BatchStore(config)
+        self.threads = DiskThreads()
+        self.files = FileStore(config, self.threads)
+        self.batches = BatchStore(config, self.threads)
         self.runner = BatchRunner(self.files, self.batches, config, call)
         self._task: asyncio.Task[None] | None = None
 
@@ -88,4 +90,5 @@ async def open_batches(config: BatchConfig, call: Call) -> AsyncIterator[Batches
         yield batches
     finally:
         await batches.close()
+        batches.threads.close()
         os.close(lock)

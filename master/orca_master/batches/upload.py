@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import IO
@@ -14,7 +13,7 @@ from orca_master.errors import RequestError
 
 
 class Upload:
-    """A context manager; a file that is not finished is removed at its exit. Entry raises OSError."""
+    """An asynchronous context manager; a file that is not finished is removed at its exit. Entry raises OSError."""
 
     def __init__(self, files: FileStore, owner: str) -> None:
         self._files, self._config, self._owner = files, files.config, owner
@@ -24,17 +23,19 @@ class Upload:
         self._lines = LineCounter(files.config)
         self._record: FileRecord | None = None
 
-    def __enter__(self) -> Upload:
-        path = self._files.path(self._id)
-        self._file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    async def __aenter__(self) -> Upload:
+        self._file = await self._files.threads.run(self._open)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _open(self) -> IO[bytes]:
+        return open(os.open(self._files.path(self._id), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+    async def __aexit__(self, *_: object) -> None:
         if self._record is None:
             try:
-                self._file.close()
+                await self._files.threads.run(self._file.close)
             finally:
-                self._files.discard(self._owner, self._id, self._num_bytes)
+                await self._files.discard(self._owner, self._id, self._num_bytes)
 
     async def write(self, data: bytes) -> None:
         """Append a part; raise RequestError at a limit, OSError if the disk is full."""
@@ -44,7 +45,7 @@ class Upload:
             )
         self._files.take(self._owner, len(data))
         self._num_bytes += len(data)
-        await asyncio.to_thread(self._write, data)
+        await self._files.threads.run(self._write, data)
 
     def _write(self, data: bytes) -> None:
         self._lines.feed(data)
@@ -56,7 +57,7 @@ class Upload:
         if not num_lines:
             raise RequestError("file: it has no line: a request per line is expected", "file")
         record = FileRecord(self._id, self._owner, filename, "batch", self._num_bytes, num_lines, int(time.time()))
-        await asyncio.to_thread(self._finish, record)
+        await self._files.threads.run(self._finish, record)
         self._record = record
         self._files.add(record)
         return record
@@ -69,11 +70,13 @@ class Upload:
 
 
 class LineCounter:
-    """Counts the lines that are not blank, and checks their limits."""
+    """Counts the lines, and checks their limits."""
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
+        self._num_lines = 0
         self._complete = 0
+        """Lines that are not blank."""
         self._length = 0
         """Bytes of the unfinished line."""
         self._is_blank = True
@@ -83,22 +86,27 @@ class LineCounter:
         first, *others = data.split(b"\n")
         self._extend(first)
         for part in others:
-            self.end()
+            self._end_line()
             self._extend(part)
 
     def end(self) -> int:
-        """End the unfinished line; return the number of lines. Raises RequestError for too many."""
+        """End the file; return the number of lines that are not blank. Raises RequestError for too many lines."""
+        if self._length:
+            self._end_line()
+        return self._complete
+
+    def _end_line(self) -> None:
+        self._num_lines += 1
         self._complete += not self._is_blank
         self._length, self._is_blank = 0, True
-        if self._complete > self._config.max_lines:
+        if self._num_lines > self._config.max_lines:
             raise RequestError(f"file: it has more than {self._config.max_lines} lines (--max-batch-lines)", "file")
-        return self._complete
 
     def _extend(self, part: bytes) -> None:
         self._length += len(part)
         self._is_blank = self._is_blank and not part.strip()
-        if self._length > self._config.max_line_bytes:
+        most = self._config.max_line_bytes
+        if self._length > most:
             raise RequestError(
-                f"file: line {self._complete + 1} exceeds {self._config.max_line_bytes} bytes (--max-batch-line-bytes)",
-                "file",
+                f"file: line {self._num_lines + 1} exceeds {most} bytes (--max-batch-line-bytes)", "file"
             )

@@ -91,8 +91,9 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
             raise QueueFullError(f"{MOST_UPLOADS} files are being uploaded, that is the limit of all API keys")
         uploads[owner] += 1
         try:
-            with disk_errors(), batches.files.promised(owner, 1), Upload(batches.files, owner) as upload:
-                return JSONResponse(described(await _receive(request, upload)))
+            with disk_errors(), batches.files.promised(owner, 1):
+                async with Upload(batches.files, owner) as upload:
+                    return JSONResponse(described(await _receive(request, upload)))
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
@@ -134,7 +135,7 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
         if record.id in batches.batches.used_files:
             raise RequestError("file_id: an unfinished batch uses this file: cancel the batch first", "file_id")
         with disk_errors():
-            batches.files.delete(record)
+            await batches.files.delete(record)
         return JSONResponse({"id": record.id, "object": "file", "deleted": True})
 
 
