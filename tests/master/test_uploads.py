@@ -19,8 +19,8 @@ from orca_master.errors import RequestError
 CONFIG = BatchConfig(Path(), max_lines=3, max_line_bytes=4)
 
 
-async def read(path: Path, max_bytes: int) -> list[BatchLine | InvalidLine]:
-    with InputLines(path, "/v1/completions", max_bytes, 8, DiskThreads()) as lines:
+async def read(path: Path, max_bytes: int, endpoint: str = "/v1/completions") -> list[BatchLine | InvalidLine]:
+    with InputLines(path, endpoint, max_bytes, 8, DiskThreads()) as lines:
         found = []
         while (line := await lines.next()) is not None:
             found.append(line)
@@ -74,6 +74,16 @@ def test_a_line_beyond_a_limit_that_became_smaller_is_an_error_and_not_kept(tmp_
 )
 def test_choices_are_counted_as_the_routes_read_them(body, count):
     assert choices_of(body) == count
+
+
+@pytest.mark.parametrize(("store", "sent"), [({}, False), ({"store": None}, False), ({"store": True}, True)])
+def test_a_response_of_a_batch_is_stored_only_on_request(tmp_path, store, sent):
+    path = tmp_path / "lines.jsonl"
+    body = {"input": "x"} | store
+    path.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}))
+    [line] = asyncio.run(read(path, 1000, "/v1/responses"))
+    assert isinstance(line, BatchLine)
+    assert json.loads(line.body) == {"input": "x", "store": sent}
 
 
 def test_limits_name_their_options():

@@ -16,6 +16,7 @@ from orca_master.batches.disk_threads import DiskThreads
 
 MOST_ID_CHARACTERS = 512
 """Of a `custom_id`."""
+RESPONSES = "/v1/responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class InputLines:
             return InvalidLine(number, None, f"custom_id: a text of 1 to {MOST_ID_CHARACTERS} characters is expected")
         if error := self._repeated(custom_id) or self._error_of(fields):
             return InvalidLine(number, custom_id, error)
+        if self._endpoint == RESPONSES and fields["body"].get("store") is None:
+            fields["body"]["store"] = False  # those of a batch would push out the stored responses of their key
         return BatchLine(number, custom_id, json.dumps(fields["body"]).encode(), choices_of(fields["body"]))
 
     def _repeated(self, custom_id: str) -> str:
