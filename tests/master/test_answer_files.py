@@ -66,6 +66,15 @@ def test_a_file_that_is_cut_off_anywhere_keeps_its_whole_lines(tmp_path):
         assert (tmp_path / "out").read_bytes() == whole
 
 
+def test_a_line_that_is_longer_than_what_is_read_at_a_time(tmp_path, monkeypatch):
+    whole = fill(tmp_path)
+    monkeypatch.setattr("orca_master.batches.answer_files.READ_BYTES", 60)
+    answers = opened(tmp_path)
+    assert (answers.output.numbers, answers.errors.numbers) == ([0, 2], [1, 3])
+    answers.close()
+    assert [(tmp_path / name).read_bytes() for name in ("out", "err")] == whole
+
+
 def test_an_error_of_the_disk_is_not_forgotten(tmp_path, monkeypatch):
     answers = opened(tmp_path)
     errors = [OSError(5, "Input/output error")]

@@ -281,7 +281,6 @@ def test_lists_are_pages(server):
         ({"max_bytes": 50}, line("a"), "--max-batch-bytes"),
         ({"max_lines": 1}, line("a") + line("b"), "--max-batch-lines"),
         ({"max_line_bytes": 50}, line("a") + line("b"), "line 1 exceeds 50 bytes .--max-batch-line-bytes"),
-        ({"max_file_bytes": 50}, line("a"), "--max-batch-file-bytes"),
         ({}, "\n \n", "it has no line"),
         ({}, "", "it has no line"),
     ],
@@ -298,10 +297,11 @@ def test_files_are_bounded(server, limits, text, message):
     play(made, scene)
 
 
-def test_a_body_beyond_the_limit_is_refused_before_it_is_read(server):
+@pytest.mark.parametrize("num_bytes", [1001, 200_000])
+def test_a_file_beyond_the_limit_is_refused(server, num_bytes):
     async def scene(client: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.APIStatusError, match="--max-batch-file-bytes") as refused:
-            await upload(client, "x" * 200_000)
+            await upload(client, "x" * num_bytes)
         assert refused.value.status_code == 413
 
     play(server(max_file_bytes=1000), scene)
@@ -699,6 +699,24 @@ def test_a_full_disk_is_503_and_leaves_nothing(server, monkeypatch):
         names = {path.stem for path in (made.config.folder / "files").iterdir()}
         assert file_id in names
         assert len(names) <= 3, "the input and the answers of the batch"
+
+    play(made, scene)
+
+
+def test_content_that_is_gone_is_503_and_a_range_is_ignored(server):
+    made = server()
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file_id = await upload(client, line("a") * 20_000)
+        content = await client.files.content(file_id, extra_headers={"range": "bytes=x"})
+        assert content.text == line("a") * 20_000
+        made.batches.files.path(file_id).unlink()
+        with pytest.raises(openai.InternalServerError, match="No such file") as gone:
+            await client.files.content(file_id)
+        assert gone.value.status_code == 503
+        made.scripted.endpoint.batches = None
+        with pytest.raises(openai.InternalServerError, match="the folder of --batch-directory cannot be used"):
+            await client.files.list()
 
     play(made, scene)
 

@@ -20,6 +20,9 @@ from orca_master.batches.disk_threads import DiskThreads
 ANSWER = re.compile(rb'\{"id": "batch_req_[0-9a-f]{32}_([0-9]{1,10})"')
 """The beginning of an answer; the group is the number of its line in the input."""
 
+READ_BYTES = 1 << 20
+"""Most bytes of a line that are in memory."""
+
 
 class AnswerFile:
     """One file of answers.
@@ -47,12 +50,15 @@ class AnswerFile:
             raise
 
     def _recover(self, file: IO[bytes]) -> None:
-        for line in file:
-            answer = ANSWER.match(line)
-            if answer is None or not line.endswith(b"\n"):
+        while answer := ANSWER.match(part := file.readline(READ_BYTES)):
+            num_bytes = len(part)
+            while part and not part.endswith(b"\n"):
+                part = file.readline(READ_BYTES)
+                num_bytes += len(part)
+            if not part:
                 break  # after a loss of power a file can end with zeros, too
             self.numbers.append(int(answer[1]))
-            self.num_bytes += len(line)
+            self.num_bytes += num_bytes
         self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
 
     async def append(self, number: int, line: bytes) -> None:

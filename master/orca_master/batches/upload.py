@@ -12,6 +12,10 @@ from orca_master.batches.records import FileRecord, new_file_id
 from orca_master.errors import RequestError
 
 
+class FileTooLargeError(Exception):
+    """A file of more bytes than one may have (HTTP 413)."""
+
+
 class Upload:
     """An asynchronous context manager; a file that is not finished is removed at its exit. Entry raises OSError."""
 
@@ -38,10 +42,10 @@ class Upload:
                 await self._files.discard(self._owner, self._id, self._num_bytes)
 
     async def write(self, data: bytes) -> None:
-        """Append a part; raise RequestError at a limit, OSError if the disk is full."""
+        """Append a part; raise FileTooLargeError, RequestError at another limit, OSError if the disk is full."""
         if self._num_bytes + len(data) > self._config.max_file_bytes:
-            raise RequestError(
-                f"file: it exceeds {self._config.max_file_bytes} bytes (--max-batch-file-bytes): send several", "file"
+            raise FileTooLargeError(
+                f"file: it exceeds {self._config.max_file_bytes} bytes (--max-batch-file-bytes): send several"
             )
         self._files.take(self._owner, len(data))
         self._num_bytes += len(data)

@@ -11,7 +11,8 @@ from orca_master.commands.argument_types import MAX_SLOTS, positive, stall_secon
 from orca_master.errors import ConfigurationError
 
 MOST_CONCURRENCY = 128
-"""Less than may wait for the chat template, a tokenizer's thread or a grammar (MAX_WAITING of each)."""
+"""Half of what may wait for the chat template, a tokenizer's thread or a grammar (MAX_WAITING of each). Of large bodies
+fewer may wait to be checked: more are sent again (429)."""
 DEFAULTS = BatchConfig(Path())
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import IO, Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.records import FileRecord
 from orca_master.batches.service import OPTION, Batches
-from orca_master.batches.upload import Upload
+from orca_master.batches.upload import FileTooLargeError, Upload
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.form_parts import FormParts
 from orca_master.endpoint.listing import page_of
@@ -30,7 +32,7 @@ MOST_UPLOADS_OF_A_KEY = 4
 MOST_LISTED = 10_000
 MOST_FILENAME = 255
 WRITTEN_BYTES = 1 << 20
-"""Bytes that are written together."""
+"""Bytes that are written or read together."""
 FORM = {
     "requestBody": {
         "required": True,
@@ -52,7 +54,9 @@ FORM = {
 
 
 def batches_of(endpoint: Endpoint) -> Batches:
-    """Return the files and batches; raise HTTPException 404 if the server keeps none."""
+    """Return the files and batches; raise HTTPException 404 if the server keeps none, 503 if its folder fails."""
+    if endpoint.batches is None and endpoint.config.batches is not None:
+        raise HTTPException(503, f"the folder of {OPTION} cannot be used: the server's log has the cause")
     if endpoint.batches is None:
         raise HTTPException(404, f"this server keeps no files and batches: start it with {OPTION} DIR")
     return endpoint.batches
@@ -94,6 +98,8 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
             with disk_errors(), batches.files.promised(owner, 1):
                 async with Upload(batches.files, owner) as upload:
                     return JSONResponse(described(await _receive(request, upload)))
+        except FileTooLargeError as error:
+            raise HTTPException(413, str(error)) from error
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
@@ -124,9 +130,12 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.get("/v1/files/{file_id}/content")
     async def file_content(file_id: str, request: Request) -> Response:
-        """Return the content of a file."""
-        path = batches_of(endpoint).files.path(find(file_id, request).id)
-        return FileResponse(path, media_type="application/octet-stream")
+        """Return the content of a file, as it is when it is opened."""
+        record, files = find(file_id, request), batches_of(endpoint).files
+        with disk_errors():
+            file = await files.threads.run(files.path(record.id).open, "rb")
+        size = {"content-length": str(os.fstat(file.fileno()).st_size)}
+        return StreamingResponse(_content(file, files.threads), headers=size, media_type="application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> Response:
@@ -137,6 +146,12 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
         with disk_errors():
             await batches.files.delete(record)
         return JSONResponse({"id": record.id, "object": "file", "deleted": True})
+
+
+async def _content(file: IO[bytes], threads: DiskThreads) -> AsyncIterator[bytes]:
+    with file:
+        while part := await threads.run(file.read, WRITTEN_BYTES):
+            yield part
 
 
 async def _receive(request: Request, upload: Upload) -> FileRecord:

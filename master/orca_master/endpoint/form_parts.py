@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from orca_master.errors import RequestError
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed body of a client
 
 
 @dataclass(slots=True)
