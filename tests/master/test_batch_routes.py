@@ -151,6 +151,7 @@ def test_a_batch_is_answered_line_by_line(server):
         response = answers["a"]["response"]
         assert (response["status_code"], answers["a"]["error"]) == (200, None)
         assert response["body"]["choices"][0]["text"] == "hi"
+        assert response["request_id"] == response["body"]["id"]
         assert len(answers["c"]["response"]["body"]["choices"]) == 2
         [refused] = await lines_of(client, done.error_file_id)
         assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 400)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -25,6 +26,9 @@ from orca_master.engine.messages import Output, Submission
 from orca_master.scheduling.request import ServiceClass
 
 logger = logging.getLogger(__name__)
+
+ANSWER_ID = re.compile(rb'\{"id": ?"([\w-]{1,100})"')
+"""The beginning of an answer; the group is the id of the request in the log."""
 
 
 class BatchEngine(EngineClient):
@@ -85,7 +89,10 @@ class BatchCalls:
             logger.exception("a line of a batch failed")
             if not exchange.status:
                 raise
-        return LineAnswer(exchange.status, secrets.token_hex(16), bytes(exchange.answer))
+        body = bytes(exchange.answer)
+        answer_id = ANSWER_ID.match(body)
+        request_id = answer_id[1].decode() if answer_id is not None else secrets.token_hex(16)  # errors have none
+        return LineAnswer(exchange.status, request_id, body)
 
 
 class _Exchange:
