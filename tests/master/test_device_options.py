@@ -53,5 +53,5 @@ def test_an_all_reduce_is_checked_beside_them():
         chosen("cpu", all_reduce="symmetric")
     with pytest.raises(ConfigurationError, match=r"^--all-reduce symmetric: needs GPUs"):
         chosen("cpu", *cuda, "--communication-backend", "gloo", all_reduce="symmetric")
-    with pytest.raises(ConfigurationError, match=r"^--all-reduce symmetric: at most 8 ranks"):
+    with pytest.raises(ConfigurationError, match=r"^--all-reduce symmetric: for 2 to 8 ranks per worker"):
         chosen("cpu", *cuda, ranks=9, all_reduce="symmetric")
