@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from orca_contract.model_choices import backend_refusal, tensor_parallel_refusal
+from orca_contract.model_choices import (
+    backend_refusal,
+    kv_cache_refusal,
+    quantization_refusal,
+    tensor_parallel_refusal,
+)
 
 from orca_operator.rule import Rule
 
@@ -40,13 +45,13 @@ DEVICE_RULES = (
         f"!{ON_GPUS} || !has(self.model.quantization) || self.model.quantization == 'none'",
         "model.quantization",
         "is for CPUs: use none on GPUs",
-        lambda name, spec: spec.workers_device == "cpu" or spec.model.quantization in (None, "none"),
+        lambda name, spec: not quantization_refusal(spec.model.quantization or "none", spec.workers_device),
     ),
     Rule(
         "",
         f"!{ON_GPUS} || !has(self.model.kvCacheDtype) || self.model.kvCacheDtype == 'auto'",
         "model.kvCacheDtype",
         "int8 is for CPUs: use auto on GPUs",
-        lambda name, spec: spec.workers_device == "cpu" or spec.model.kv_cache_dtype in (None, "auto"),
+        lambda name, spec: not kv_cache_refusal(spec.model.kv_cache_dtype or "auto", spec.workers_device),
     ),
 )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca_contract import rank_environment
+from orca_contract.model_choices import adapters_refusal
 from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
@@ -79,10 +80,6 @@ def _map_rules() -> tuple[Rule, ...]:
     )
 
 
-def _are_different(names: list[str]) -> bool:
-    return len(set(names)) == len(names)
-
-
 RULES = (
     Rule(
         None,
@@ -131,7 +128,7 @@ RULES = (
         "!has(self.adapters) || self.adapters.all(a, self.adapters.exists_one(b, b.name == a.name))",
         "model.adapters",
         "must have different names",
-        lambda name, spec: _are_different([adapter.name for adapter in spec.model.adapters or ()]),
+        lambda name, spec: not adapters_refusal([], [adapter.name for adapter in spec.model.adapters or ()]),
     ),
     Rule(
         "model",

@@ -6,6 +6,7 @@ second.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -86,3 +87,13 @@ def attention_refusal(attention_backend: AttentionBackend, device: Device) -> st
     if attention_backend == "auto" or device == "cuda":
         return ""
     return f"{attention_backend}: only GPUs have a choice, use auto or a GPU"
+
+
+def adapters_refusal(model_names: Sequence[str], adapters: Sequence[str]) -> str:
+    """Return why adapters with these names are refused beside a model with its names; "" if they are not."""
+    if len(adapters) > MAX_ADAPTERS:
+        return f"{len(adapters)} adapters, at most {MAX_ADAPTERS} are possible"
+    names = [*model_names, *adapters]
+    if twice := next((name for name in adapters if names.count(name) > 1), ""):
+        return f"{twice!r} is also the name of the model or of another adapter"
+    return ""

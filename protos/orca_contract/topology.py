@@ -20,6 +20,7 @@ from orca_contract.model_choices import (
     Dtype,
     KvCacheDtype,
     Quantization,
+    adapters_refusal,
     backend_refusal,
     device_of,
     kv_cache_refusal,
@@ -107,12 +108,10 @@ class Topology(Message):
             ("tensorParallelSize", tensor_parallel_refusal(self.tensor_parallel_size, device, backend)),
             ("model.quantization", quantization_refusal(self.model.quantization, device)),
             ("model.kvCacheDtype", kv_cache_refusal(self.model.kv_cache_dtype, device)),
+            ("model.adapters", adapters_refusal([self.model.served_name], [each.name for each in self.model.adapters])),
         ):
             if reason:
                 return f"{name}: {reason}"
-        names = [self.model.served_name, *(adapter.name for adapter in self.model.adapters)]
-        if twice := next((name for name in names if names.count(name) > 1), ""):
-            return f"model.adapters: the name {twice!r} occurs twice: every model and adapter needs a name of its own"
         for index, pipeline in enumerate(self.pipelines):
             if len(pipeline.workers) != self.pipeline_parallel_size:
                 return (

@@ -6,9 +6,13 @@ import json
 
 import pytest
 from orca_contract.message import read
-from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
+from orca_contract.topology import AdapterSpec, Communication, ModelSpec, PipelineSpec, Topology
 
 MODEL = ModelSpec(path="/models/demo", served_name="demo")
+
+
+def adapter(name: str) -> AdapterSpec:
+    return AdapterSpec(name=name, path=f"/adapters/{name}")
 
 
 def topology(**changes) -> Topology:
@@ -60,6 +64,14 @@ def test_a_topology_of_defaults_is_one_worker_on_cpus():
             },
             "model.quantization: w8a8: the CUDA kernels lack it, use none or a CPU",
         ),
+        (
+            {"model": MODEL.model_copy(update={"adapters": [adapter("a"), adapter("a")]})},
+            "model.adapters: 'a' is also the name of the model or of another adapter",
+        ),
+        (
+            {"model": MODEL.model_copy(update={"adapters": [adapter("demo")]})},
+            "model.adapters: 'demo' is also the name of the model or of another adapter",
+        ),
     ],
 )
 def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
@@ -95,6 +107,10 @@ def test_masters_of_older_versions_do_not_get_the_default_of_a_newer_field():
     of_integers = topology(model=MODEL.model_copy(update={"kv_cache_dtype": "int8"}))
     assert of_integers.wire()["model"]["kvCacheDtype"] == "int8"
     assert of_integers.unknown_to(7) == ["model.kvCacheDtype"]
+    assert "adapters" not in topology().wire()["model"]
+    adapted = topology(model=MODEL.model_copy(update={"adapters": [adapter("a")]}))
+    assert adapted.wire()["model"]["adapters"] == [{"name": "a", "path": "/adapters/a"}]
+    assert adapted.unknown_to(9) == ["model.adapters"]
     assert "device" not in topology().wire()["communication"]
     over_gloo = topology(communication=Communication(device="cuda"))
     assert over_gloo.wire()["communication"]["device"] == "cuda"

@@ -163,6 +163,21 @@ async def engine(
             await harness.engine.stop("the test ends")
 
 
+def greedy_tokens(
+    model: Path, prompts: Sequence[tuple[int, ...]], num_tokens: int, commands: dict[int, Sequence[str]]
+) -> list[list[int]]:
+    """Return the greedy tokens of each prompt, in batches of up to four, over one partition per command."""
+
+    async def run() -> dict[str, list[int]]:
+        async with engine(model, len(commands), EngineConfig(max_batch_size=4), commands) as harness:
+            for number, prompt in enumerate(prompts):
+                harness.submit(str(number), prompt, num_tokens)
+            return await harness.collect(len(prompts))
+
+    found = asyncio.run(run())
+    return [found[str(number)] for number in range(len(prompts))]
+
+
 def leaving_workers(config: EngineConfig) -> EngineConfig:
     """Return `config` for a master that does not own its workers, like in a Kubernetes cluster.
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from orca_master.engine.config import EngineConfig
-from support.engines import engine
+from support.engines import greedy_tokens
 from support.instrumented_worker import command
 
 NAME = "gpt2-head64-tied"
@@ -18,15 +15,8 @@ def test_the_next_iteration_starts_before_the_tokens_are_read(num_partitions, ch
     """The tokens are transformers'; with one partition an iteration's own input never was on the host."""
     workers = {part: command("ahead_rank.py", str(tmp_path / str(part))) for part in range(num_partitions)}
     expected = references(NAME, (1, 2, 33, 50, 17), 32)
-
-    async def run() -> dict[str, list[int]]:
-        async with engine(checkpoint(NAME), num_partitions, EngineConfig(max_batch_size=4), workers) as harness:
-            for number, reference in enumerate(expected):
-                harness.submit(str(number), reference.prompt, 32)
-            return await harness.collect(len(expected))
-
-    found = asyncio.run(run())
-    assert [list(found[str(number)]) for number in range(len(expected))] == [each.greedy for each in expected]
+    tokens = greedy_tokens(checkpoint(NAME), [each.prompt for each in expected], 32, workers)
+    assert tokens == [each.greedy for each in expected]
     last = (tmp_path / str(num_partitions - 1)).read_text().splitlines()
     started = [int(line.split()[1]) for line in last if line.startswith("started")]
     answered = [int(line.split()[1]) for line in last if line.startswith("answered")]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from orca_master.engine.config import EngineConfig
-from support.engines import engine
+from support.engines import greedy_tokens
 from support.instrumented_worker import command
 
 NAME = "gpt2-head64-tied"
@@ -17,15 +14,8 @@ def test_tokens_are_those_of_the_model(num_partitions, checkpoint, references, t
     """Batches of several sizes, with as many iterations in flight as partitions."""
     workers = {part: command("staged_rank.py", str(tmp_path / str(part))) for part in range(num_partitions)}
     expected = references(NAME, (1, 2, 33, 50, 17), 32)
-
-    async def run() -> dict[str, list[int]]:
-        async with engine(checkpoint(NAME), num_partitions, EngineConfig(max_batch_size=4), workers) as harness:
-            for number, reference in enumerate(expected):
-                harness.submit(str(number), reference.prompt, 32)
-            return await harness.collect(len(expected))
-
-    found = asyncio.run(run())
-    assert [list(found[str(number)]) for number in range(len(expected))] == [each.greedy for each in expected]
+    tokens = greedy_tokens(checkpoint(NAME), [each.prompt for each in expected], 32, workers)
+    assert tokens == [each.greedy for each in expected]
     for part in range(num_partitions - 1):
         sends = (tmp_path / str(part)).read_text().splitlines()
         assert set(sends) == {f"sends {part + 1}"}

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from orca_contract.model_choices import MAX_ADAPTERS, AllReduce, AttentionBackend, Device, attention_refusal
+from orca_contract.model_choices import AllReduce, AttentionBackend, Device, adapters_refusal, attention_refusal
 from orca_protos.command_line import port
 from orca_protos.log_lines import add_log_options
 
@@ -232,11 +232,8 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
     Removes the keys from `arguments` and from the environment.
     """
     model_names = tuple(arguments.served_model_name or [model_name])
-    names = (*model_names, *adapters)
-    if twice := next((name for name in adapters if names.count(name) > 1), ""):
-        raise ConfigurationError(f"--lora-modules: {twice!r} is also the name of the model or of another adapter")
-    if len(adapters) > MAX_ADAPTERS:
-        raise ConfigurationError(f"--lora-modules: {len(adapters)} adapters, at most {MAX_ADAPTERS} are possible")
+    if refusal := adapters_refusal(model_names, adapters):
+        raise ConfigurationError(f"--lora-modules: {refusal}")
     keys = digests_of(arguments.api_key, "--api-key")
     arguments.api_key = []
     if ENVIRONMENT in os.environ:  # removed, so that child processes do not inherit it
