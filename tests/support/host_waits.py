@@ -16,11 +16,15 @@ READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "maske
 
 
 class HostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the names of operations that wait, in `found`; a value that the host reads is 1."""
+    """Collects the names of operations that wait, in `found`; a value that the host reads is 1.
 
-    def __init__(self) -> None:
+    `pinned`: tensors that lie in pinned memory where there is a GPU, besides those of bytes, which `to_device` pins.
+    """
+
+    def __init__(self, *pinned: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
+        self._pinned = pinned
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -56,8 +60,9 @@ class HostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if source.type == torch.device(target).type:
             return None
         to_gpu = torch.device(target).type == "meta"
-        if not given.get("non_blocking", False) or (to_gpu and args[0].dtype != torch.uint8):
-            self.found.append(name)  # `to_device` alone has pinned memory, of bytes
+        pinned = args[0].dtype == torch.uint8 or any(args[0] is tensor for tensor in self._pinned)
+        if not given.get("non_blocking", False) or (to_gpu and not pinned):
+            self.found.append(name)
         if to_gpu:
             return None
         return args[0] if name == "copy_" else torch.zeros(args[0].shape, dtype=args[0].dtype)

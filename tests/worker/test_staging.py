@@ -208,7 +208,7 @@ def test_after_the_close_nothing_refers_to_the_group(played):
 def test_what_was_received_is_copied_to_the_device_without_a_wait(played):
     received = played.staging.buffer((2, 4), torch.float32)
     assert received.device.type == "cpu"
-    with HostWaits() as waits:
+    with HostWaits(received) as waits:
         hidden = played.staging.to_device(received)
     assert (hidden.device, hidden.shape, waits.found) == (GPU, received.shape, [])
 
