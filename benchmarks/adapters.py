@@ -11,7 +11,6 @@ medians of tokens/s, and the ratio of the rounds to the plain server, median wit
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import itertools
 import json
@@ -19,10 +18,13 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from orca_bench.burst import tokens_per_second
+from orca_bench.burst import alternate
 from orca_bench.circumstances import circumstances, line
 from orca_bench.random_models import save_model
 from orca_bench.rounds import ratio
@@ -48,6 +50,16 @@ def save_adapter(folder: Path, model: Path, rank: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
 
 
+def bodies(models: Sequence[str], batch: int, generated: int, seed: int) -> list[dict[str, Any]]:
+    """Return `batch` requests of `generated` tokens each, which choose the models in turn."""
+    source = random.Random(f"adapters {seed}")
+    prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
+    return [
+        {"model": name, "prompt": prompt, "max_tokens": generated, "temperature": 0}
+        for name, prompt in zip(itertools.cycle(models), prompts, strict=False)
+    ]
+
+
 def main() -> None:
     """Print the figures."""
     own, options = split(sys.argv[1:], ())
@@ -71,18 +83,11 @@ def main() -> None:
         for batch in arguments.batch:
             kinds = {"the model": [model.name], "one adapter": ["a"], "the model and three": [model.name, *NAMES]}
             for kind, models in kinds.items():
-                rates: dict[str, list[float]] = {adapted: [], plain: []}
-                for number in range(arguments.rounds + 1):
-                    source = random.Random(f"adapters {number}")
-                    prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
-                    for url in rates:
-                        names = models if url == adapted else [model.name]
-                        bodies = [
-                            {"model": name, "prompt": prompt, "max_tokens": arguments.generated, "temperature": 0}
-                            for name, prompt in zip(itertools.cycle(names), prompts, strict=False)
-                        ]
-                        rate = asyncio.run(tokens_per_second(url, bodies))
-                        rates[url] += [rate] if number else []  # the first round warms up
+                requests = {
+                    url: partial(bodies, names, batch, arguments.generated)
+                    for url, names in ((adapted, models), (plain, [model.name]))
+                }
+                rates = alternate(requests, arguments.rounds)
                 print(
                     f"batch {batch}, {kind}: {statistics.median(rates[adapted]):.1f} tokens/s, plain "
                     f"{statistics.median(rates[plain]):.1f}: {ratio(rates[adapted], rates[plain])}"

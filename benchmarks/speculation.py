@@ -12,17 +12,17 @@ many of the drafted tokens were accepted.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import random
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-from orca_bench.burst import tokens_per_second
+from orca_bench.burst import alternate
 from orca_bench.circumstances import circumstances, line
 from orca_bench.random_models import save_model
 from orca_bench.rounds import ratio
@@ -74,13 +74,9 @@ def main() -> None:
         )
         for batch in arguments.batch:
             for kind in KINDS:
-                rates: dict[str, list[float]] = {speculating: [], plain: []}
+                requests = partial(bodies, model.name, batch, arguments.generated, kind)
                 before = drafted(speculating)
-                for number in range(arguments.rounds + 1):
-                    for url in rates:
-                        requests = bodies(model.name, batch, arguments.generated, kind, number)
-                        rate = asyncio.run(tokens_per_second(url, requests))
-                        rates[url] += [rate] if number else []  # the first round warms up
+                rates = alternate({speculating: requests, plain: requests}, arguments.rounds)
                 count, accepted = (after - first for after, first in zip(drafted(speculating), before, strict=True))
                 print(
                     f"batch {batch}, {kind}: {statistics.median(rates[speculating]):.1f} tokens/s, without drafts "

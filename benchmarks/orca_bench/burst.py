@@ -1,10 +1,10 @@
-"""`tokens_per_second`: the rate of completions that are requested at once."""
+"""The rate of completions that are requested at once, and the rates of servers that take turns."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -19,3 +19,18 @@ async def tokens_per_second(url: str, bodies: Sequence[Mapping[str, Any]]) -> fl
             answer.raise_for_status()
         count: int = sum(body["max_tokens"] for body in bodies)
         return count / (time.perf_counter() - begin)
+
+
+def alternate(
+    bodies: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]], rounds: int
+) -> dict[str, list[float]]:
+    """Return the tokens per second of each URL in each round, in which the URLs take turns.
+
+    `bodies`: by URL, a function from the number of a round to its requests. Round 0 warms up and is not returned.
+    """
+    rates: dict[str, list[float]] = {url: [] for url in bodies}
+    for number in range(rounds + 1):
+        for url, requests in bodies.items():
+            rate = asyncio.run(tokens_per_second(url, requests(number)))
+            rates[url] += [rate] if number else []
+    return rates

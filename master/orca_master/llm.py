@@ -21,19 +21,13 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from orca_contract.model_choices import (
-    AttentionBackend,
     Backend,
     Device,
     Dtype,
     KvCacheDtype,
     Quantization,
-    all_reduce_refusal,
-    attention_refusal,
     backend_of,
-    backend_refusal,
-    kv_cache_refusal,
-    quantization_refusal,
-    tensor_parallel_refusal,
+    first_refusal,
 )
 from orca_contract.topology import ModelSpec
 from pydantic import ValidationError
@@ -116,22 +110,23 @@ class LLM:
         device: Device = "cpu",
         quantization: Quantization = "none",
         kv_cache_dtype: KvCacheDtype = "auto",
-        attention_backend: AttentionBackend = "auto",
         communication_backend: Backend | None = None,
         **engine: Any,
     ) -> None:
-        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `kv_slots` …)."""
+        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `attention_backend` …)."""
+        # A program submits all its prompts at once, and has no other server to try.
+        engine_config = EngineConfig(**{"max_expected_wait": math.inf, **engine})
         path, backend = Path(model).resolve(), communication_backend or backend_of(device)
-        for name, refusal in (
-            ("communication_backend", backend_refusal(device, backend)),
-            ("tensor_parallel_size", tensor_parallel_refusal(tensor_parallel_size, device, backend)),
-            ("all_reduce", all_reduce_refusal(engine.get("all_reduce", "library"), tensor_parallel_size, backend)),
-            ("quantization", quantization_refusal(quantization, device)),
-            ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype, device)),
-            ("attention_backend", attention_refusal(attention_backend, device)),
+        if refusal := first_refusal(
+            device,
+            backend,
+            tensor_parallel_size,
+            all_reduce=engine_config.all_reduce,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            attention_backend=engine_config.attention_backend,
         ):
-            if refusal:
-                raise ConfigurationError(f"{name} {refusal}")
+            raise ConfigurationError(refusal)
         check(
             model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device),
             text_command(path, None),
@@ -161,12 +156,10 @@ class LLM:
                 spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
             )
             codec = TextCodec(path)
-            # A program submits all its prompts at once, and has no other server to try.
-            settings = {"max_expected_wait": math.inf, "attention_backend": attention_backend, **engine}
 
             async def make() -> tuple[EngineThread, Endpoint]:
                 config = EndpointConfig(model_names=(path.name,))
-                thread = make_engine(topology, EngineConfig(**settings), Metrics(path.name))
+                thread = make_engine(topology, engine_config, Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
             master, self._endpoint = self._run(make())

@@ -16,6 +16,8 @@ Quantization = Literal["none", "int8", "int4", "w8a8"]
 weights and activations."""
 KvCacheDtype = Literal["auto", "int8"]
 """Type of cached keys and values; auto is that of the activations."""
+Pooling = Literal["last", "mean"]
+"""Which tokens' activations, after the final norm, an embedding is the mean of: the last one's, or all of them."""
 MAX_ADAPTERS = 64
 """Most adapters of a model."""
 MAX_NAME_LENGTH = 256
@@ -96,4 +98,28 @@ def adapters_refusal(model_names: Sequence[str], adapters: Sequence[str]) -> str
     names = [*model_names, *adapters]
     if twice := next((name for name in adapters if names.count(name) > 1), ""):
         return f"{twice!r} is also the name of the model or of another adapter"
+    return ""
+
+
+def first_refusal(
+    device: Device,
+    backend: Backend,
+    tensor_parallel_size: int,
+    *,
+    all_reduce: AllReduce,
+    quantization: Quantization,
+    kv_cache_dtype: KvCacheDtype,
+    attention_backend: AttentionBackend,
+) -> str:
+    """Return the name of the first setting that workers refuse, and why; "" if they refuse none."""
+    for name, refusal in (
+        ("communication_backend", backend_refusal(device, backend)),
+        ("tensor_parallel_size", tensor_parallel_refusal(tensor_parallel_size, device, backend)),
+        ("all_reduce", all_reduce_refusal(all_reduce, tensor_parallel_size, backend)),
+        ("quantization", quantization_refusal(quantization, device)),
+        ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype, device)),
+        ("attention_backend", attention_refusal(attention_backend, device)),
+    ):
+        if refusal:
+            return f"{name} {refusal}"
     return ""

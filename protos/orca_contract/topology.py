@@ -74,6 +74,12 @@ class Communication(Message):
         """The device of the workers."""
         return self.device or device_of(self.backend)
 
+    @classmethod
+    def of(cls, device: Device, backend: Backend, socket_interface: str = "") -> Communication:
+        """Return the data plane; its `device` is None for the backend's own, so that older readers accept it."""
+        own = device == device_of(backend)
+        return cls(backend=backend, device=None if own else device, socket_interface=socket_interface)
+
 
 class PipelineSpec(Message):
     """The controllers of one pipeline, in the order of their partitions."""

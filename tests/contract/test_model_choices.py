@@ -12,6 +12,7 @@ from orca_contract.model_choices import (
     backend_of,
     backend_refusal,
     device_of,
+    first_refusal,
     kv_cache_refusal,
     quantization_refusal,
     tensor_parallel_refusal,
@@ -44,6 +45,28 @@ def test_only_gloo_on_gpus_refuses_ranks_that_split_a_layer():
     }
     assert refused == {(2, "cuda", "gloo")}
     assert tensor_parallel_refusal(2, "cuda", "gloo").endswith("use 1 or --communication-backend nccl")
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "message"),
+    [
+        ("cpu", {}, ""),
+        ("cpu", {"backend": "nccl", "attention_backend": "torch"}, "communication_backend nccl: "),
+        ("cuda", {"tensor_parallel_size": 2}, "tensor_parallel_size 2: "),
+        ("cpu", {"all_reduce": "symmetric"}, "all_reduce symmetric: "),
+        ("cuda", {"quantization": "int8", "kv_cache_dtype": "int8"}, "quantization int8: "),
+        ("cuda", {"kv_cache_dtype": "int8"}, "kv_cache_dtype int8: "),
+        ("cpu", {"attention_backend": "torch"}, "attention_backend torch: "),
+    ],
+)
+def test_the_first_refusal_names_its_setting(device, changes, message):
+    settings = {
+        "backend": "gloo", "tensor_parallel_size": 1, "all_reduce": "library", "quantization": "none",
+        "kv_cache_dtype": "auto", "attention_backend": "auto",
+    }  # fmt: skip
+    refusal = first_refusal(device, **{**settings, **changes})
+    assert refusal.startswith(message)
+    assert bool(refusal) == bool(message)
 
 
 def test_symmetric_memory_is_for_nccl_and_for_ranks_that_torch_has_kernels_for():

@@ -132,6 +132,16 @@ def test_documents_without_a_device_have_that_of_the_backend(written, device):
     assert (message.communication.workers_device, unknown, message.refusal()) == (device, frozenset(), "")
 
 
+@pytest.mark.parametrize(
+    ("device", "backend", "written"),
+    [("cpu", "gloo", None), ("cuda", "nccl", None), ("cuda", "gloo", "cuda")],
+)
+def test_the_backends_own_device_is_not_written(device, backend, written):
+    made = Communication.of(device, backend, socket_interface="lo")
+    assert made == Communication(backend=backend, device=written, socket_interface="lo")
+    assert made.workers_device == device
+
+
 def test_the_wire_is_camel_case_and_reads_back():
     made = topology(communication=Communication(socket_interface="eth0"))
     assert made.wire()["communication"]["socketInterface"] == "eth0"

@@ -30,8 +30,10 @@ def refusal(*arguments: str) -> str:
         (("serve", __file__), "Not a directory"),
         ((*BY_HAND, "--model", ""), "--model: "),
         ((*BY_HAND, "--model", "a" * 5000), "--model: "),
+        ((*BY_HAND, "--model", "a", "--lora-modules", *[f"{n}=x" for n in range(65)]), "--lora-modules: List"),
+        ((*BY_HAND, "--model", "a", "--lora-modules", f"a=/{'a' * 4096}"), "--lora-modules: String"),
     ],
-    ids=["a long name", "a file", "empty", "a long path"],
+    ids=["a long name", "a file", "empty", "a long path", "many adapters", "a long path of an adapter"],
 )
 def test_a_model_that_no_folder_can_be(arguments, words):
     assert words in refusal(*arguments)

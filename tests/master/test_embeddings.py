@@ -88,11 +88,7 @@ def test_every_position_returns_once_whatever_is_preempted_lost_or_cached(
                 made.engine.submit(embedding(str(index), length, pooling))
         collecting = asyncio.create_task(sums(made, len(requests)))
         for iterations in losses:
-            seen = made.engine.snapshot.num_iterations
-            await made.until(
-                lambda: collecting.done() or made.engine.snapshot.num_iterations >= seen + iterations  # noqa: B023
-            )
-            made.cluster.newest("a").lose(KILLED)
+            await made.lose_after(iterations, "a", KILLED, collecting.done)
         tokens, positions = await collecting
         for index, (length, pooling) in enumerate(requests):
             expected = {"mean": list(range(length)), "last": [length - 1], None: None}[pooling]

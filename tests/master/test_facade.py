@@ -28,6 +28,11 @@ def test_a_choice_of_attention_needs_a_gpu():
         orca.LLM("/nowhere", attention_backend="torch")
 
 
+def test_a_misspelt_option_is_refused_before_anything_is_read():
+    with pytest.raises(TypeError, match="max_batchsize"):
+        orca.LLM("/nowhere", max_batchsize=4)
+
+
 def test_the_import_alone_loads_no_engine():
     script = "import orca, sys; print([name for name in ('fastapi', 'grpc', 'torch') if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -65,11 +65,7 @@ def test_every_position_returns_once_whatever_is_preempted_lost_or_cached(
             made.engine.submit(Submission(str(index), tuple(range(1, length + 1)), max_tokens, sampling, frozenset()))
         collecting = asyncio.create_task(made.collect(len(requests)))
         for iterations in losses:
-            seen = made.engine.snapshot.num_iterations
-            await made.until(
-                lambda: collecting.done() or made.engine.snapshot.num_iterations >= seen + iterations  # noqa: B023
-            )
-            made.cluster.newest("a").lose(KILLED)
+            await made.lose_after(iterations, "a", KILLED, collecting.done)
         tokens = await collecting
         for index, (length, wanted, max_tokens) in enumerate(requests):
             prompt = tuple(range(1, length + 1))

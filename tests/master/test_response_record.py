@@ -1,4 +1,4 @@
-"""Stored responses as JSON: a conversation is read from them, and the input is listed in pages."""
+"""Stored responses as JSON: a conversation is read from them, and the items of their input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orca_master.endpoint.answer_parts import Parts
 from orca_master.endpoint.response_objects import begun_response
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.endpoint.response_prompt import chat_request
-from orca_master.endpoint.response_record import conversation_of, input_of, listed, record, response_of
+from orca_master.endpoint.response_record import conversation_of, input_of, record, response_of
 from orca_master.endpoint.response_store import FoundResponse, Phase
 from orca_master.text.tool_calls import CallDelta
 
@@ -77,22 +77,3 @@ def test_the_conversation_is_that_of_the_items_themselves():
     whole = ResponseRequest.model_validate({"input": [*BODY.items, *output, last]})
     continued = ResponseRequest.model_validate({"input": [last]})
     assert chat_request(continued, items) == chat_request(whole)
-
-
-def test_pages():
-    items = [{"id": name} for name in "abcde"]
-
-    def page(after: str | None, limit: int, newest_first: bool = False) -> Any:
-        found = listed(items, after, limit, newest_first)
-        return found and ("".join(item["id"] for item in found["data"]), found["has_more"])
-
-    assert page(None, 3) == ("abc", True)
-    assert page("c", 3) == ("de", False)
-    assert page("b", 3) == ("cde", False)
-    assert page("e", 3) == ("", False)
-    assert page(None, 2, newest_first=True) == ("ed", True)
-    assert page("d", 9, newest_first=True) == ("cba", False)
-    assert page("x", 3) is None
-    whole = listed(items, None, 9, False)
-    assert whole is not None
-    assert (whole["object"], whole["first_id"], whole["last_id"]) == ("list", "a", "e")

@@ -9,6 +9,7 @@ from orca_contract.state import EngineState, PipelinePhase
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_master import EngineMaster
+from orca_master.engine.faults import WorkerLostError
 from orca_master.scheduling.request import FinishReason
 
 from support.engines import Harness
@@ -37,6 +38,12 @@ class Engine(Harness):
         async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.001)
+
+    async def lose_after(self, iterations: int, name: str, error: WorkerLostError, ended: Callable[[], bool]) -> None:
+        """Lose the workers of a pipeline after further iterations of the engine, or when `ended()`."""
+        count = self.engine.snapshot.num_iterations + iterations
+        await self.until(lambda: ended() or self.engine.snapshot.num_iterations >= count)
+        self.cluster.newest(name).lose(error)
 
     def phase(self, pipeline: str) -> PipelinePhase | str:
         return next(entry.phase for entry in self.engine.snapshot.pipelines if entry.id == pipeline)

@@ -104,11 +104,11 @@ def test_slices_change_no_number(monkeypatch, elements):
         return part
 
     result = pb.IterationResult()
-    start_prompt_logprobs(logits, hidden, rows, iteration, 12, HostCopies(CPU))(result)
+    start_prompt_logprobs(logits, hidden, rows.scored, rows.targets, iteration, 12, HostCopies(CPU))(result)
     assert sum(sizes) == 9
     assert max(sizes) == min(9, max(1, elements // 12))
     calls = len(sizes)
-    start_prompt_logprobs(logits, hidden, rows, iteration, 12, None)(pb.IterationResult())
+    start_prompt_logprobs(logits, hidden, rows.scored, rows.targets, iteration, 12, None)(pb.IterationResult())
     assert len(sizes) == 2 * calls
     for index, (entry, count) in enumerate(zip(result.prompt, (0, 3, 12), strict=True)):
         assert entry.index == index
@@ -129,16 +129,16 @@ import torch
 from orca_protos import engine_pb2 as pb
 from orca_worker.device_copies import HostCopies
 from orca_worker.prompt_logprobs import start_prompt_logprobs
-from orca_worker.prompt_results import PromptRows
 
 rows, vocabulary, cpu = 512, 150_000, torch.device("cpu")
 hidden, table = torch.randn(rows, 4), torch.randn(4, vocabulary)
-places = PromptRows(torch.zeros(0, dtype=torch.int64), torch.arange(rows), torch.full((rows,), 5), ())
+scored, targets = torch.arange(rows), torch.full((rows,), 5)
 iteration = pb.Iteration(prompt=[pb.PromptPositions(token=[5] * rows, num_likeliest=20)])
 torch.log_softmax(hidden @ table[:, :100], dim=-1).topk(3)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with torch.inference_mode():
-    start_prompt_logprobs(lambda part: part @ table, hidden, places, iteration, vocabulary, HostCopies(cpu))
+    copies = HostCopies(cpu)
+    start_prompt_logprobs(lambda part: part @ table, hidden, scored, targets, iteration, vocabulary, copies)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

@@ -20,33 +20,22 @@ from pydantic import Field
 
 from orca_worker.config_schema import ModelFile, Positive
 from orca_worker.errors import ModelError
-from orca_worker.model_config import ADAPTER_FILES
 from orca_worker.models.family import ModelConfig
 from orca_worker.weight_headers import WeightHeaders
 
-CONFIG, WEIGHTS = ADAPTER_FILES
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of PEFT's directories."""
 PREFIX = "base_model.model."
 """Before the name of a module of the model."""
 DOWN, UP = "lora_A.weight", "lora_B.weight"
 MAX_RANK = 512
-UNSUPPORTED = (
-    "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
-    "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config",
-    "monteclora_config", "velora_config", "target_parameters",
-)  # fmt: skip
-"""Fields that must be off."""
 CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` with which PEFT subtracts the first factors from the model's weights."""
 
 
-class AdapterFile(ModelFile):
-    """Fields of adapter_config.json that change what is computed; with their defaults, the last ones change nothing."""
+class FieldsThatMustBeOff(ModelFile):
+    """Fields of adapter_config.json for variants that are not supported; their defaults change nothing."""
 
-    peft_type: str
-    r: Annotated[int, Field(ge=1, le=MAX_RANK)]
-    lora_alpha: Positive
-    use_rslora: bool = False
-    bias: str = "none"
     use_dora: bool = False
     lora_bias: bool = False
     modules_to_save: list[str] | None = None
@@ -61,6 +50,16 @@ class AdapterFile(ModelFile):
     monteclora_config: Any = None
     velora_config: Any = None
     target_parameters: Any = None
+
+
+class AdapterFile(FieldsThatMustBeOff):
+    """Fields of adapter_config.json that change what is computed."""
+
+    peft_type: str
+    r: Annotated[int, Field(ge=1, le=MAX_RANK)]
+    lora_alpha: Positive
+    use_rslora: bool = False
+    bias: str = "none"
     init_lora_weights: bool | str | None = True
 
     def check(self) -> None:
@@ -74,7 +73,7 @@ class AdapterFile(ModelFile):
                 f"init_lora_weights {quote(self.init_lora_weights)}: such an adapter belongs to changed weights of the "
                 "model, convert it with PEFT's path_initial_model_for_weight_conversion"
             )
-        for name in UNSUPPORTED:
+        for name in FieldsThatMustBeOff.model_fields:
             if getattr(self, name):
                 raise ModelError(f"{name}: is not supported: train the adapter without it, or merge it into the model")
 

@@ -124,8 +124,9 @@ class Adapters:
         low_rank = {}
         for number, (adapter, checkpoint) in enumerate(self._adapters, 1):
             if factors := _factors(adapter, checkpoint, maps, inputs, input_part):
-                low_rank[number] = tuple(self._kernels.linear(factor, None) for factor in factors)
-        return AdaptedLinear(base, low_rank, self.active) if low_rank else base  # type: ignore[arg-type]
+                down, up = factors
+                low_rank[number] = (self._kernels.linear(down, None), self._kernels.linear(up, None))
+        return AdaptedLinear(base, low_rank, self.active) if low_rank else base
 
 
 def _factors(

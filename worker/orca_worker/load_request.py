@@ -12,13 +12,8 @@ from orca_contract.model_choices import (
     Device,
     KvCacheDtype,
     Quantization,
-    all_reduce_refusal,
-    attention_refusal,
     backend_of,
-    backend_refusal,
-    kv_cache_refusal,
-    quantization_refusal,
-    tensor_parallel_refusal,
+    first_refusal,
 )
 from orca_protos import engine_pb2 as pb
 
@@ -46,16 +41,16 @@ def check_request(request: pb.LoadRequest) -> None:
             raise ModelError(f"{name} {value!r}: this worker knows {', '.join(known)}")
     device: Device = "cpu" if request.device == "cpu" else "cuda"
     backend = cast("Backend", request.communication_backend or backend_of(device))
-    for name, refusal in (
-        ("communication_backend", backend_refusal(device, backend)),
-        ("tensor_parallel_size", tensor_parallel_refusal(request.tensor_parallel_size, device, backend)),
-        ("all_reduce", all_reduce_refusal(all_reduce(request), request.tensor_parallel_size, backend)),
-        ("quantization", quantization_refusal(quantization(request), device)),
-        ("kv_cache_dtype", kv_cache_refusal(kv_cache_dtype(request), device)),
-        ("attention_backend", attention_refusal(attention_backend(request), device)),
+    if refusal := first_refusal(
+        device,
+        backend,
+        request.tensor_parallel_size,
+        all_reduce=all_reduce(request),
+        quantization=quantization(request),
+        kv_cache_dtype=kv_cache_dtype(request),
+        attention_backend=attention_backend(request),
     ):
-        if refusal:
-            raise ModelError(f"{name} {refusal}")
+        raise ModelError(refusal)
     if request.deterministic and request.device != "cpu":
         raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:

@@ -12,14 +12,12 @@ from pathlib import Path
 from orca_protos import engine_pb2 as pb
 from orca_protos.model_files import CONFIG_BYTES, FileError, checked, quote, read_object
 
+from orca_worker.adapter_files import CONFIG, WEIGHTS
 from orca_worker.config_schema import ArchitectureFile
 from orca_worker.errors import ModelError
 from orca_worker.models import FAMILIES
 from orca_worker.models.family import ModelConfig
 from orca_worker.quantized_checkpoints.quantization_config import FIELD, read_weight_format
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""Of PEFT's directories."""
 
 
 def read_model_config(model_path: Path) -> ModelConfig:
@@ -54,7 +52,7 @@ def load_digest(request: pb.LoadRequest) -> str:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
     for adapter in request.adapter:
-        for name in ADAPTER_FILES:
+        for name in (CONFIG, WEIGHTS):
             status = (Path(adapter.path) / name).stat()
             digest.update(f"{name} {status.st_size} {status.st_mtime_ns}".encode())
     digest.update(request.SerializeToString(deterministic=True))

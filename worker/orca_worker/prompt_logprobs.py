@@ -8,16 +8,12 @@ a few rows at a time, of which only the wanted numbers stay.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.device_copies import HostCopies
 from orca_worker.logprobs import at_tokens
-
-if TYPE_CHECKING:
-    from orca_worker.prompt_results import PromptRows
 
 SLICE_ELEMENTS = 2**21
 """Most logits at a time: 8 MiB, and about ten times as much for what is computed from them."""
@@ -26,17 +22,19 @@ SLICE_ELEMENTS = 2**21
 def start_prompt_logprobs(
     logits: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
-    rows: PromptRows,
+    scored: torch.Tensor,
+    targets: torch.Tensor,
     iteration: pb.Iteration,
     vocabulary: int,
     copies: HostCopies | None,
 ) -> Callable[[pb.IterationResult], None]:
     """Compute the log probabilities of an iteration; return a function that waits and writes them to a result.
 
-    `logits`: from rows of `hidden` [count, H] to float32 [rows, vocabulary]. `copies`: None on ranks that have only a
-    part of the logits' columns, which the collective of `logits` needs nevertheless.
+    `logits`: from rows of `hidden` [count, H] to float32 [rows, vocabulary]. `scored` [P], int64: rows after which a
+    token of a prompt has its log probability, and `targets` [P], int64: these tokens. `copies`: None on ranks that have
+    only a part of the logits' columns, which the collective of `logits` needs nevertheless.
     """
-    device, num_rows = rows.scored.device, len(rows.scored)
+    device, num_rows = scored.device, len(scored)
     count = min(max(entry.num_likeliest for entry in iteration.prompt), vocabulary)
     # Allocated first: small results between large temporary tensors would keep malloc from using their memory again.
     found = [
@@ -48,9 +46,9 @@ def start_prompt_logprobs(
     size = max(1, SLICE_ELEMENTS // vocabulary)
     for start in range(0, num_rows, size):
         part = slice(start, start + size)
-        of_part = logits(hidden[rows.scored[part]])
+        of_part = logits(hidden[scored[part]])
         if copies is not None:
-            for whole, values in zip(found, _with_ranks(of_part, rows.targets[part], count), strict=True):
+            for whole, values in zip(found, _with_ranks(of_part, targets[part], count), strict=True):
                 whole[part] = values
     if copies is None:
         return lambda result: None

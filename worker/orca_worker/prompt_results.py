@@ -68,7 +68,9 @@ def start_prompt_results(
     """
     writes = []
     if iteration.prompt:
-        writes.append(start_prompt_logprobs(model.logits, hidden, rows, iteration, vocabulary, copies))
+        writes.append(
+            start_prompt_logprobs(model.logits, hidden, rows.scored, rows.targets, iteration, vocabulary, copies)
+        )
     if iteration.pooled and copies is not None:  # every rank has the same activations
         writes.append(start_pooling(model.final_norm, hidden, rows.pooled, iteration, copies))
     return writes

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError
+from orca_contract.model_choices import Pooling
 from orca_contract.state import EngineState
 from orca_protos import engine_link_pb2 as pb
 from orca_protos.http_limits import HttpLimits
@@ -44,7 +45,6 @@ from orca_master.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from orca_master.scheduling.request import Pooling
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError
 
 ERROR_CLASSES: dict[pb.ErrorKind, type[Exception]] = {

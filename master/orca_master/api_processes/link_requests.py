@@ -6,13 +6,14 @@ from array import array
 from itertools import repeat
 from typing import TypeVar
 
+from orca_contract.model_choices import Pooling
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 
 from orca_master.api_processes.link_messages import LinkError
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.scheduling.constraint import Grammar, GrammarKind
-from orca_master.scheduling.request import FinishReason, Pooling
+from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
 
 Part = TypeVar("Part", engine_pb2.Logprobs, engine_pb2.PromptLogprobs)

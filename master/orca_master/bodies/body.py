@@ -12,6 +12,8 @@ MAX_NAME = 4096
 """Maximum characters of a text that is neither prompt nor message."""
 # pydantic's own max_length would refuse a text with a lone surrogate, which is harmless outside prompts.
 Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""Priority of a request under `--scheduling-policy priority`: a smaller one is served earlier."""
 
 
 class Body(BaseModel):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from orca_master.bodies.body import Body, Name
+from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.prompts import Prompts
 
 
@@ -17,6 +15,6 @@ class EmbeddingRequest(Body):
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     add_special_tokens: bool = True
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    priority: Priority = 0
     user: Name | None = None
     cache_salt: Name | None = None

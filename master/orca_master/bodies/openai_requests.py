@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from orca_master.bodies.body import Body, Name
+from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.lengths import (
     at_most,
     at_most_characters,
@@ -79,7 +79,7 @@ class GenerationRequest(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
     logit_bias: LogitBias = {}
     ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    priority: Priority = 0
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     skip_special_tokens: bool = True
     return_token_ids: bool = False

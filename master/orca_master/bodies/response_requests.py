@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator, with_config
 from typing_extensions import TypedDict
 
-from orca_master.bodies.body import Body, Name
+from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.json_values import repeatable
 from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
 from orca_master.bodies.openai_requests import MAX_COUNT, ReasoningEffort, TokenCount
@@ -126,7 +126,7 @@ class ResponseRequest(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    priority: Priority = 0
     cache_salt: Name | None = None
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
 

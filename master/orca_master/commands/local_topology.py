@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orca_contract.model_choices import Backend, Device, device_of
+from orca_contract.model_choices import Backend, Device
 from orca_contract.topology import Communication, ModelSpec, PipelineSpec, Topology
 
 
@@ -20,9 +20,7 @@ def local_topology(
         model=model,
         pipeline_parallel_size=size,
         tensor_parallel_size=tensor_parallel_size,
-        communication=Communication(
-            backend=backend, device=None if device == device_of(backend) else device, socket_interface="lo"
-        ),
+        communication=Communication.of(device, backend, socket_interface="lo"),
         pipelines=[
             PipelineSpec(id=f"local-{index}", workers=addresses[index * size : (index + 1) * size])
             for index in range(len(addresses) // size)

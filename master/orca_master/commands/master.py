@@ -7,7 +7,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from orca_contract.model_choices import device_of
 from orca_contract.topology import Communication, PipelineSpec, Topology
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.log_lines import configure_logging
@@ -153,6 +152,6 @@ def _by_hand(arguments: argparse.Namespace) -> Topology:
         model=model_spec(arguments, arguments.model, Path(arguments.model).name, device),
         pipeline_parallel_size=len(pipelines[0]),
         tensor_parallel_size=arguments.tensor_parallel_size,
-        communication=Communication(backend=backend, device=None if device == device_of(backend) else device),
+        communication=Communication.of(device, backend),
         pipelines=[PipelineSpec(id=f"local-{index}", workers=workers) for index, workers in enumerate(pipelines)],
     )

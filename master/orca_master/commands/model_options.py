@@ -12,6 +12,7 @@ from orca_contract.model_choices import (
     Device,
     Dtype,
     KvCacheDtype,
+    Pooling,
     Quantization,
     kv_cache_refusal,
     quantization_refusal,
@@ -77,7 +78,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--embedding-pooling",
-        choices=("last", "mean"),
+        choices=get_args(Pooling),
         default="last",
         help="activations of which an embedding of /v1/embeddings is the mean: those of the last token, or of all "
         "tokens (last)",
@@ -116,19 +117,23 @@ def check_model_options(arguments: argparse.Namespace, device: Device) -> None:
 
 def model_spec(arguments: argparse.Namespace, path: str, served_name: str, device: Device) -> ModelSpec:
     """Return the model of these options; raise ConfigurationError."""
-    from orca_contract.topology import AdapterSpec, ModelSpec
+    from orca_contract.topology import ModelSpec
     from pydantic import ValidationError
 
     check_model_options(arguments, device)
     try:
-        return ModelSpec(
-            path=path,
-            served_name=served_name,
-            dtype=arguments.dtype,
-            max_model_len=arguments.max_model_len,
-            quantization=arguments.quantization,
-            kv_cache_dtype=arguments.kv_cache_dtype,
-            adapters=[AdapterSpec(name=name, path=str(path)) for name, path in arguments.lora_modules],
+        return ModelSpec.model_validate(
+            {
+                "path": path,
+                "served_name": served_name,
+                "dtype": arguments.dtype,
+                "max_model_len": arguments.max_model_len,
+                "quantization": arguments.quantization,
+                "kv_cache_dtype": arguments.kv_cache_dtype,
+                "adapters": [{"name": name, "path": str(folder)} for name, folder in arguments.lora_modules],
+            }
         )
     except ValidationError as error:  # argparse has checked the other fields
-        raise ConfigurationError(f"--model: {error.errors()[0]['msg']}") from error
+        first = error.errors()[0]
+        option = "--lora-modules" if first["loc"][0] == "adapters" else "--model"
+        raise ConfigurationError(f"{option}: {first['msg']}") from error

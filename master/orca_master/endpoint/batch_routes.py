@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -50,7 +51,8 @@ def add_batches(app: FastAPI, endpoint: Endpoint) -> None:
         limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 20,
     ) -> Response:
         """List batches, the latest first."""
-        return JSONResponse(page_of(batches_of(endpoint).batches.of(owner_of(request)), BatchRecord.wire, after, limit))
+        entries = batches_of(endpoint).batches.of(owner_of(request))
+        return JSONResponse(page_of(entries, attrgetter("id"), BatchRecord.wire, after, limit))
 
     @app.get("/v1/batches/{batch_id}")
     async def retrieve_batch(batch_id: str, request: Request) -> Response:

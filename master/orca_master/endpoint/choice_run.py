@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from orca_protos import engine_pb2 as pb
 
@@ -30,6 +30,8 @@ PIECES_TOGETHER = 64
 """Most pieces that `next_pieces` returns at once: their events are built before others are served."""
 SUBMITTED_AT_ONCE = 16
 """Choices submitted before the event loops of endpoint and engine can serve other requests."""
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,7 @@ class ChoiceRun:
 
     async def submit(self, choices: Sequence[Choice]) -> None:
         """Submit the choices to the engine; raise the first refusal."""
-        starts = (0, *range(1, len(choices), SUBMITTED_AT_ONCE), len(choices))
-        for start, end in itertools.pairwise(starts):
-            group = choices[start:end]
+        for group in groups_of(choices):
             submissions = []
             for choice in group:
                 self._running[choice.index] = choice
@@ -144,9 +144,8 @@ class ChoiceRun:
         if self._prompts and output.error is None and self._receive_with_prompt(choice, output):
             return
         try:
-            if output.error is not None:
-                of_request = output.finish_reason is FinishReason.FAULT
-                raise (EngineError if of_request else EngineUnavailableError)(output.error)
+            if (failure := failure_of(output)) is not None:
+                raise failure
             piece = as_piece(choice, output)
         except Exception as error:  # raised by next_pieces
             self.fail(error)
@@ -184,6 +183,20 @@ class ChoiceRun:
             for other, kept in prompt.held:
                 self._receive(other, kept)
         return True
+
+
+def groups_of(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Yield the entries in groups to submit together: the first alone, then up to SUBMITTED_AT_ONCE."""
+    for start, end in itertools.pairwise((0, *range(1, len(entries), SUBMITTED_AT_ONCE), len(entries))):
+        yield entries[start:end]
+
+
+def failure_of(output: Output) -> EngineError | EngineUnavailableError | None:
+    """Return the error that ended the output's request, None without an error."""
+    if output.error is None:
+        return None
+    of_request = output.finish_reason is FinishReason.FAULT
+    return (EngineError if of_request else EngineUnavailableError)(output.error)
 
 
 def as_piece(choice: Choice, output: Output) -> Piece:

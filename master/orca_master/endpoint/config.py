@@ -6,11 +6,11 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orca_contract.model_choices import Pooling
 from orca_protos.http_limits import HttpLimits
 
 from orca_master.batches.config import BatchConfig
 from orca_master.endpoint.response_store import StoreLimits
-from orca_master.scheduling.request import Pooling
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 import json
 import math
 import secrets
@@ -19,10 +18,11 @@ from functools import partial
 from typing import Literal, cast
 
 from fastapi import FastAPI, Request, Response
+from orca_contract.model_choices import Pooling
 from pydantic import BaseModel
 
 from orca_master.bodies.embedding_requests import EmbeddingRequest
-from orca_master.endpoint.choice_run import SUBMITTED_AT_ONCE
+from orca_master.endpoint.choice_run import failure_of, groups_of
 from orca_master.endpoint.delivery import deliver_body
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import check_token_ids, number_of, salt_of
@@ -31,8 +31,7 @@ from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.request_limits import check_together
-from orca_master.errors import EngineError, EngineUnavailableError, RequestError, RequestTimeoutError
-from orca_master.scheduling.request import FinishReason, Pooling
+from orca_master.errors import EngineError, RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
@@ -73,16 +72,15 @@ class EmbeddingRun:
 
     async def run(self) -> list[array[float]]:
         """Return the sum of activations of each input; raise the first refusal, or the error that ended an input."""
-        starts = (0, *range(1, len(self._submissions), SUBMITTED_AT_ONCE), len(self._submissions))
         submitted: list[Submission] = []
         refused: set[str] = set()
         try:
-            for start, end in itertools.pairwise(starts):
-                group = self._submissions[start:end]
+            for group in groups_of(self._submissions):
+                first = len(submitted)
                 submitted += group
                 waits = [
-                    self._engine.submit(submission, partial(self._receive, start + place))
-                    for place, submission in enumerate(group)
+                    self._engine.submit(submission, partial(self._receive, index))
+                    for index, submission in enumerate(group, first)
                 ]
                 refusals = await asyncio.gather(*waits, return_exceptions=True)
                 refused |= {entry.request_id for entry, error in zip(group, refusals, strict=True) if error is not None}
@@ -99,9 +97,8 @@ class EmbeddingRun:
     def _receive(self, index: int, output: Output) -> None:
         if self._ended.done():
             return
-        if output.error is not None:
-            of_request = output.finish_reason is FinishReason.FAULT
-            self._ended.set_exception((EngineError if of_request else EngineUnavailableError)(output.error))
+        if (failure := failure_of(output)) is not None:
+            self._ended.set_exception(failure)
             return
         if output.pooled is not None:
             total, part = self._sums[index], array("f", output.pooled)

@@ -7,6 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from operator import attrgetter
 from typing import IO, Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -121,7 +122,8 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
             for record in batches_of(endpoint).files.of(owner_of(request))
             if purpose is None or record.purpose == purpose
         ]
-        return JSONResponse(page_of(files if order == "desc" else files[::-1], described, after, limit))
+        ordered = files if order == "desc" else files[::-1]
+        return JSONResponse(page_of(ordered, attrgetter("id"), described, after, limit))
 
     @app.get("/v1/files/{file_id}")
     async def retrieve_file(file_id: str, request: Request) -> Response:

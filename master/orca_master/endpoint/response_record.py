@@ -25,8 +25,6 @@ from orca_master.endpoint.response_store import FoundResponse, Phase
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 LOST = "the API process that generated the response has ended: send the request again"
-MAX_LISTED = 100
-"""Maximum items of one page of `listed`."""
 
 
 def record(response: ResponseObject, items: Sequence[InputItem]) -> bytes:
@@ -67,24 +65,6 @@ def conversation_of(records: Sequence[bytes]) -> list[InputItem]:
         items += value["input"]
         items += [item for item in value["response"]["output"] if object_of(item.get("arguments", "")) is not None]
     return _ITEMS.validate_python(items)
-
-
-def listed(items: Sequence[dict[str, Any]], after: str | None, limit: int, newest_first: bool) -> dict[str, Any] | None:
-    """Return a page of items behind the one with the id `after`; None if no item has this id."""
-    ordered = list(reversed(items)) if newest_first else list(items)
-    if after is not None:
-        ids = [item["id"] for item in ordered]
-        if after not in ids:
-            return None
-        ordered = ordered[ids.index(after) + 1 :]
-    page = ordered[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(ordered) > limit,
-    }
 
 
 def _wire(item: InputItem, suffix: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -10,11 +11,15 @@ from typing_extensions import TypedDict
 
 from orca_master.endpoint.background_stream import stored_stream
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.listing import page_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.response_objects import ResponseObject, wire_json
-from orca_master.endpoint.response_record import MAX_LISTED, input_of, listed, response_of
+from orca_master.endpoint.response_record import input_of, response_of
 from orca_master.endpoint.response_store import MAX_NUMBER, RESPONSE_ID, FoundResponse, Phase
 from orca_master.errors import RequestError
+
+MAX_LISTED = 100
+"""Maximum items of one page of a response's input."""
 
 
 class DeletedResponse(TypedDict):
@@ -99,10 +104,8 @@ def add_stored_responses(app: FastAPI, endpoint: Endpoint) -> None:
     ) -> Response:
         """Return the items of the request of a stored response, without those of earlier responses."""
         items = input_of((await find(response_id, request)).data)
-        page = listed(items, after, limit, order == "desc")
-        if page is None:
-            raise RequestError(f"after: no item of this response has the id {(after or '')[:80]!a}", "after")
-        return _json(page)
+        ordered = items[::-1] if order == "desc" else items
+        return _json(page_of(ordered, itemgetter("id"), dict, after, limit))
 
 
 def _unknown(response_id: str) -> str:

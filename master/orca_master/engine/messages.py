@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from orca_contract.model_choices import Pooling
 from orca_protos import engine_pb2 as pb
 
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import Constraint, Grammar
-from orca_master.scheduling.request import FinishReason, Pooling, ServiceClass
+from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+
+from orca_contract.model_choices import Pooling
 
 from orca_master.scheduling.constraint import Constraint
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-
-Pooling = Literal["mean", "last"]
-"""Which tokens' activations, after the final norm, an embedding is the mean of: all of them, or the last one's."""
 
 LOSSES_BEFORE_ALONE = 2
 """Losses in a row, without a token between them, after which a request runs alone (docs/architecture.md, section 3)."""
