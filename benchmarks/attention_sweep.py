@@ -15,22 +15,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from orca_bench import estimates
+from orca_bench.attention_cases import Parts, library_attentions, ragged
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary
-from orca_kernels.cuda.flashinfer_attention import FlashInferSource
-from orca_kernels.cuda.torch_attention import TorchSource
-from orca_kernels.interface import Attention, AttentionBackendError, AttentionForm, RaggedBatch
+from orca_kernels.interface import Attention, AttentionForm
 from orca_kernels.select import kernels_for
-from orca_protos import engine_pb2 as pb
 from orca_worker.decode_graphs import CudaGraphRecorder
-from orca_worker.rows import RowTable
 from torch.nn import functional
 
 HEAD_DIM = 128
@@ -39,8 +35,6 @@ CACHE_BYTES = 256 << 20
 """Keys and values that no cache of a GPU holds."""
 MOST_LAYERS = 64
 REPETITIONS = 7
-Parts = Sequence[tuple[int, int]]
-"""Context and new tokens of each request."""
 
 
 def heads(text: str) -> tuple[int, int]:
@@ -68,29 +62,11 @@ def copy_rate(device: torch.device) -> float:
     return 2 * size / seconds(partial(torch.empty_like(source).copy_, source), device)
 
 
-def ragged(parts: Parts, device: torch.device) -> tuple[RaggedBatch, int]:
-    """Return a batch over scattered blocks, and the number of blocks."""
-    blocks = [-(-sum(part) // BLOCK_SIZE) for part in parts]
-    iteration = pb.Iteration(
-        row=range(len(parts)), num_tokens=[count for _, count in parts], context_length=[length for length, _ in parts],
-        token=[0] * sum(count for _, count in parts), num_new_blocks=blocks,
-        new_block=torch.randperm(sum(blocks)).tolist(), sample=[True] * len(parts),
-        admission=[pb.Admission(row=row) for row in range(len(parts))],
-    )  # fmt: skip
-    return RowTable(max(map(sum, parts)), device).batch(iteration).ragged, sum(blocks)
-
-
 def attentions(num_heads: tuple[int, int], dtype: torch.dtype, device: torch.device) -> dict[str, Attention]:
     """Return ORCA's attention, and on a GPU those of the libraries that can be had."""
     form = AttentionForm(HEAD_DIM, HEAD_DIM**-0.5)
-    found = {"orca": kernels_for(device, dtype).attention(form, dtype)}
-    for source in (TorchSource(), FlashInferSource(device)) if device.type == "cuda" else ():
-        try:
-            library = CheckedLibrary(source, AttentionChoice("auto", *num_heads), device)
-            found[source.name] = library.attention(form, dtype)
-        except AttentionBackendError as error:
-            print(f"{source.name}: {error}")
-    return found
+    orca = kernels_for(device, dtype).attention(form, dtype)
+    return {"orca": orca, **library_attentions(form, num_heads, dtype, device)}
 
 
 def layer_seconds(attend: Attention, parts: Parts, num_heads: tuple[int, int], device: torch.device) -> float:

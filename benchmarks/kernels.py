@@ -25,34 +25,28 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 import numpy as np
 import torch
 from orca_bench import estimates
+from orca_bench.attention_cases import library_attentions, ragged
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
-from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary
-from orca_kernels.cuda.flashinfer_attention import FlashInferSource
 from orca_kernels.cuda.modules import resident_blocks
-from orca_kernels.cuda.torch_attention import TorchSource
 from orca_kernels.cuda.work import Shape, splits_of, tiles_of
 from orca_kernels.interface import (
     AnyPools,
     Attention,
-    AttentionBackendError,
     AttentionForm,
     Int8Pools,
     Kernels,
     LinearMap,
     Norm,
     Pools,
-    RaggedBatch,
     Rotation,
 )
 from orca_kernels.quantization import BITS, quantize
 from orca_kernels.reference import ReferenceKernels, ReferenceLinear
 from orca_kernels.select import kernels_for
-from orca_protos import engine_pb2 as pb
-from orca_worker.rows import RowTable
 
 COPIES, PASSES = 12, 8
 BATCHES = {
@@ -78,18 +72,6 @@ def least(works: Sequence[Callable[[], object]], device: torch.device) -> list[f
     return best
 
 
-def ragged(parts: Sequence[tuple[int, int]], device: torch.device) -> tuple[RaggedBatch, int]:
-    """Return a batch of (context, new tokens) over scattered blocks, and the number of blocks."""
-    blocks = [-(-(context + count) // BLOCK_SIZE) for context, count in parts]
-    tokens = sum(count for _, count in parts)
-    iteration = pb.Iteration(
-        row=range(len(parts)), num_tokens=[count for _, count in parts], context_length=[length for length, _ in parts],
-        token=[0] * tokens, num_new_blocks=blocks, new_block=torch.randperm(sum(blocks)).tolist(),
-        sample=[True] * len(parts), admission=[pb.Admission(row=row) for row in range(len(parts))],
-    )  # fmt: skip
-    return RowTable(8192, device).batch(iteration).ragged, sum(blocks)
-
-
 def random_integers(num_blocks: int, heads: int, head_dim: int) -> Int8Pools:
     """Return pools of random integers, whose keys and values are about as large as normally distributed ones."""
     keys, values, *scales = Int8Pools.zeros(num_blocks, heads, head_dim, torch.device("cpu"))
@@ -105,7 +87,7 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
     fused, plain = kernels_for(device, dtype), ReferenceKernels()
     form = AttentionForm(head_dim, scale=0.125)
     fused_attention, plain_attention = (kernels.attention(form, dtype) for kernels in (fused, plain))
-    libraries = library_attentions(form, heads, dtype, device)
+    libraries = library_attentions(form, (heads, heads), dtype, device)
     for name, parts in BATCHES.items():
         batch, num_blocks = ragged(parts, device)
         layers: list[AnyPools] = [
@@ -143,22 +125,6 @@ def attention(dtype: torch.dtype, device: torch.device) -> None:
 def filled(pools: AnyPools) -> AnyPools:
     """Return pools of elements of the activations' type with random numbers."""
     return type(pools)(*(pool.normal_() for pool in pools))
-
-
-def library_attentions(
-    form: AttentionForm, heads: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, Attention]:
-    """Return the attentions of the libraries on a GPU; print why for each library that has none."""
-    attentions: dict[str, Attention] = {}
-    if device.type != "cuda":
-        return attentions
-    for source in (TorchSource(), FlashInferSource(device)):
-        try:
-            library = CheckedLibrary(source, AttentionChoice("auto", heads, heads), device)
-            attentions[source.name] = library.attention(form, dtype)
-        except AttentionBackendError as error:
-            print(f"attention by {source.name}'s library: {error}")
-    return attentions
 
 
 def partial_results(parts: Sequence[tuple[int, int]], heads: int, head_dim: int) -> str:

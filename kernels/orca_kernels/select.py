@@ -48,7 +48,7 @@ def _cuda_kernels(device: torch.device, dtype: torch.dtype, choice: AttentionCho
 
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        return _plain_torch("no fused kernels for a GPU older than Ampere", "", choice)
+        return _plain_torch("no fused kernels for a GPU older than Ampere", choice)
     library = None if choice is None else attention_library(choice, (major, minor), device)
     try:
         kernels = CudaKernels(CupyLauncher(), f"CUDA sm_{major}{minor}", library)
@@ -57,12 +57,15 @@ def _cuda_kernels(device: torch.device, dtype: torch.dtype, choice: AttentionCho
         torch.cuda.synchronize(device)
         return kernels
     except Exception as error:
-        return _plain_torch("no fused kernels on this GPU", f": {type(error).__name__}: {error}", choice)
+        return _plain_torch("no fused kernels on this GPU", choice, error)
 
 
-def _plain_torch(problem: str, cause: str, choice: AttentionChoice | None) -> Kernels:
+def _plain_torch(problem: str, choice: AttentionChoice | None, error: Exception | None = None) -> Kernels:
     """Return the reference with a warning; raise AttentionBackendError if a choice demands an attention."""
     if choice is not None and choice.backend != "auto":
-        raise AttentionBackendError(problem + cause)
+        if error is None:
+            raise AttentionBackendError(problem)
+        raise AttentionBackendError.caused_by(problem, error) from error
+    cause = "" if error is None else f": {type(error).__name__}: {error}"
     logger.warning("%s, using plain torch%s", problem, cause)
     return ReferenceKernels()

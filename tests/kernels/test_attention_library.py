@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import get_args
 
@@ -78,6 +80,15 @@ def test_the_library_of_a_gpu(backend, capability):
         assert (type(library), library and library.name) == LIBRARIES[backend]
     else:
         assert library is None
+
+
+def test_a_torch_without_flash_attention_3_has_orcas_kernels(monkeypatch):
+    """There is nothing to release, and nothing is activated that could not be."""
+    monkeypatch.delattr(torch.nn.attention, "restore_flash_attention_impl", raising=False)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    assert attention_library.attention_library(choice("orca"), (8, 0), GPU) is None
+    with pytest.raises(AttentionBackendError, match=r"^torch 2\.\S+ has no varlen_attn over pages, 2\.13 has: "):
+        torch_attention.load_varlen()
 
 
 def test_each_form_is_tested_once():
@@ -164,14 +175,21 @@ class Untrue:
     ],
 )
 def test_a_self_test_of_flashinfer_that_fails(error, words):
-    loads = []
-    source = FlashInferSource(CPU, lambda: loads.append(True) or (lambda *_: Untrue(error)), FakeEvent)
+    loads, workspaces = [], []
+
+    def new_wrapper(workspace: torch.Tensor, _: str) -> Untrue:
+        workspaces.append(weakref.ref(workspace))
+        return Untrue(error)
+
+    source = FlashInferSource(CPU, lambda: loads.append(True) or new_wrapper, FakeEvent)
     library = CheckedLibrary(source, choice("flashinfer"), CPU)
     for _ in range(3):
         with pytest.raises(AttentionBackendError, match=f"^the self-test of flashinfer's attention failed: {words}$"):
             library.attention(FORM, torch.bfloat16)
     assert len(loads) == 1
     assert source._plans is None
+    gc.collect()
+    assert [workspace() for workspace in workspaces] == [None], "no error that is kept has the frames of the self-test"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +248,7 @@ def test_the_kernels_of_a_hopper_gpu_have_the_chosen_library(wanted, library, ho
 @pytest.mark.parametrize("backend", ["orca", "torch", "flashinfer"])
 def test_what_is_demanded_is_not_replaced_by_plain_torch(backend, hopper, monkeypatch):
     def launcher() -> object:
-        raise ImportError("No module named 'cupy'")
+        raise ImportError("No module named 'cupy'\nand more")
 
     monkeypatch.setattr(modules, "CupyLauncher", launcher)
     with pytest.raises(

@@ -10,21 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.attention_self_test import ERROR, self_test_attention
+from orca_kernels.attention_self_test import self_test_attention
 from orca_kernels.cuda.flashinfer_attention import (
     FlashInferAttention,
     Plans,
     Shape,
     page_lists,
 )
-from orca_kernels.interface import AttentionForm, PagePools, Pools, RaggedBatch
-from orca_kernels.reference import ReferenceAttention
+from orca_kernels.interface import AttentionForm, RaggedBatch
 from support.host_waits import HostWaits
+from support.paged_attention import CPU, GPU, HEADS, PARTS, check_layout, compare, on_gpu
 from support.paged_flashinfer import FakeEvent, FakeFlashInfer, FakeWrapper
 from support.ragged import ragged
 
-CPU, GPU = torch.device("cpu"), torch.device("meta")
 FORM = AttentionForm(64, 0.125)
 
 
@@ -36,51 +34,18 @@ def some_batch() -> RaggedBatch:
     return ragged([37, 90], [21, 1], 12, torch.Generator().manual_seed(0))
 
 
-def on_gpu(batch: RaggedBatch) -> RaggedBatch:
-    """Return the batch of an iteration on a GPU: the host has starts and contexts."""
-    there = {name: getattr(batch, name).to(GPU) for name in ("positions", "slots", "block_table")}
-    return replace(batch, **there)
-
-
 @settings(max_examples=settings.default.max_examples * 3 // 10, deadline=None)
 @given(
-    parts=st.lists(
-        st.one_of(
-            st.tuples(st.integers(0, 120), st.just(1)),
-            st.tuples(st.integers(0, 60), st.integers(1, 50)),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    parts=PARTS,
+    heads=HEADS,
     window=st.sampled_from([None, 1, 7, 64]),
     softcap=st.sampled_from([None, 0.5, 50.0]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),
     seed=st.integers(0, 1000),
 )
 def test_any_mix_of_chunks_and_increments_is_that_of_the_reference(parts, heads, window, softcap, dtype, seed):
-    """Contexts are stored first, then the tokens of the iteration, in scattered blocks."""
     form = AttentionForm(64, 0.3, window, softcap)
-    generator = torch.Generator().manual_seed(seed)
-    num_blocks = sum(-(-sum(part) // BLOCK_SIZE) for part in parts) + 3
-    batch = ragged([context for context, _ in parts], [count for _, count in parts], num_blocks, generator)
-    old = torch.cat(
-        [table[(places := torch.arange(context)) // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-         for (context, _), table in zip(parts, batch.block_table, strict=True)]
-    )  # fmt: skip
-    # Queries, keys and values are slices of one wider row, as a fused projection leaves them.
-    slots = torch.cat((old, batch.slots))
-    rows = torch.randn(len(slots), heads[0] + 2 * heads[1], form.head_dim, generator=generator).to(dtype)
-    query, key, value = rows.split([heads[0], heads[1], heads[1]], dim=1)
-    results = []
-    with torch.inference_mode():
-        for attend in (attention(form, FakeFlashInfer()), ReferenceAttention(form)):
-            pools = attend.new_pools(num_blocks, heads[1], dtype, CPU)
-            for pool in pools:
-                pool.fill_(100.0)  # numbers that no output may show
-            attend.store(key, value, pools, slots)
-            results.append(attend(query[len(old) :], pools, batch))
-    torch.testing.assert_close(*results, atol=ERROR[dtype], rtol=ERROR[dtype])
+    compare(attention(form, FakeFlashInfer()), parts, heads, form, dtype, seed)
 
 
 def test_the_numbers_of_a_batch():
@@ -116,11 +81,7 @@ def test_the_arguments_of_a_plan():
 
 
 def test_the_layout_of_the_pools():
-    pools = attention(FORM, FakeFlashInfer()).new_pools(5, 2, torch.bfloat16, CPU)
-    assert isinstance(pools, PagePools)
-    assert [pool.shape for pool in pools] == [(5, BLOCK_SIZE, 2, 64)] * 2
-    others = Pools.zeros(5, 2, 64, torch.bfloat16, CPU)
-    assert sum(pool.nbytes for pool in pools) == sum(pool.nbytes for pool in others), "a block has as many bytes"
+    check_layout(attention(FORM, FakeFlashInfer()))
 
 
 def test_the_layers_of_a_form_share_a_plan_per_batch():

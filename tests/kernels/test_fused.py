@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.attention_self_test import ERROR
 from orca_kernels.cpu.kernels import NAMES, CpuKernels
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher, Grid, Kernel
@@ -21,17 +22,8 @@ from support.variants import one_short
 
 CPU = torch.device("cpu")
 KERNELS = ["reference", "cpu", "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else [])]
-ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Absolute and relative, for values around 1."""
 EPSILON = 1e-5
 HEAD_DIMS = [80, 128, *(pytest.param(dim, marks=pytest.mark.long) for dim in (64, 96, 256))]
-
-
-@pytest.fixture(
-    scope="module", params=[torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str
-)
-def dtype(request) -> torch.dtype:
-    return request.param
 
 
 @pytest.fixture(scope="module", params=KERNELS)

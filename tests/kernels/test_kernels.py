@@ -13,6 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.attention_self_test import ERROR
 from orca_kernels.cpu.kernels import NAMES, CpuKernels, PanelLinear
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
@@ -33,16 +34,6 @@ KERNELS = [
     "reference", *cpu_target_params(), "cuda-emulated", *(["cuda"] if torch.cuda.is_available() else []),
     *emulated_arm_params(),
 ]  # fmt: skip
-ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Absolute, for values around 1: a few units in the last place."""
-
-
-# On the CPU the reference computes float16.
-@pytest.fixture(
-    scope="module", params=[torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str
-)
-def dtype(request) -> torch.dtype:
-    return request.param
 
 
 @pytest.fixture(scope="module", params=KERNELS)

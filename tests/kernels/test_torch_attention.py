@@ -13,18 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.attention_self_test import ERROR
 from orca_kernels.cuda import torch_attention
 from orca_kernels.cuda.torch_attention import PagedBatches, TorchAttention, check_form, load_varlen
-from orca_kernels.interface import AttentionBackendError, AttentionForm, PagePools, Pools, RaggedBatch
-from orca_kernels.reference import ReferenceAttention
+from orca_kernels.interface import AttentionBackendError, AttentionForm
 from support.host_waits import HostWaits
+from support.paged_attention import CPU, GPU, HEADS, PARTS, check_layout, compare, on_gpu
 from support.paged_varlen import fake_flash_attention
 from support.ragged import ragged
 from torch.nn.attention.varlen import varlen_attn_out
-
-CPU, GPU = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture
@@ -37,60 +33,26 @@ def attention(form: AttentionForm) -> TorchAttention:
     return TorchAttention(varlen_attn_out, PagedBatches(), form)
 
 
-def filled(pools):
-    """Return the pools with numbers that no output may show."""
-    return type(pools)(*(pool.fill_(100.0) for pool in pools))
-
-
-def compare(parts, heads, form, dtype, seed):
-    """Compare with the reference: the contexts are stored first, then the tokens of the iteration."""
-    generator = torch.Generator().manual_seed(seed)
-    num_blocks = sum(-(-sum(part) // BLOCK_SIZE) for part in parts) + 3
-    batch = ragged([context for context, _ in parts], [count for _, count in parts], num_blocks, generator)
-    # Queries, keys and values are slices of one wider row, as a fused projection leaves them.
-    rows = torch.randn(len(batch.slots), heads[0] + 2 * heads[1], form.head_dim, generator=generator).to(dtype)
-    query, key, value = rows.split([heads[0], heads[1], heads[1]], dim=1)
-    results = []
-    for attend in (attention(form), ReferenceAttention(form)):
-        pools = filled(attend.new_pools(num_blocks, heads[1], dtype, CPU))
-        old = torch.Generator().manual_seed(seed + 1)
-        for (context, _), table in zip(parts, batch.block_table, strict=True):
-            places = torch.arange(context)
-            slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-            key_before, value_before = (
-                torch.randn(context, heads[1], form.head_dim, generator=old).to(dtype) for _ in range(2)
-            )
-            attend.store(key_before, value_before, pools, slots)
-        attend.store(key, value, pools, batch.slots)
-        results.append(attend(query, pools, batch))
-    torch.testing.assert_close(*results, atol=ERROR[dtype], rtol=ERROR[dtype])
-
-
 @settings(max_examples=settings.default.max_examples * 3 // 10, deadline=None)
 @given(
-    parts=st.lists(
-        st.one_of(
-            st.tuples(st.integers(0, 120), st.just(1)),
-            st.tuples(st.integers(0, 60), st.integers(1, 50)),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    parts=PARTS,
+    heads=HEADS,
     head_dim=st.sampled_from([8, 64, 80]),
     window=st.sampled_from([None, 1, 7, 64]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),
     seed=st.integers(0, 1000),
 )
 def test_any_mix_of_chunks_and_increments_is_that_of_the_reference(parts, heads, head_dim, window, dtype, seed):
-    with fake_flash_attention(), torch.inference_mode():
-        compare(parts, heads, AttentionForm(head_dim, 0.3, window), dtype, seed)
+    form = AttentionForm(head_dim, 0.3, window)
+    with fake_flash_attention():
+        compare(attention(form), parts, heads, form, dtype, seed)
 
 
 def test_the_arguments_of_a_call(calls):
     form = AttentionForm(64, 0.125)
-    compare([(37, 21), (90, 1), (0, 33)], (4, 2), form, torch.bfloat16, 0)
-    compare([(37, 1), (90, 1)], (4, 2), replace(form, window=7), torch.bfloat16, 0)
+    compare(attention(form), [(37, 21), (90, 1), (0, 33)], (4, 2), form, torch.bfloat16, 0)
+    form = replace(form, window=7)
+    compare(attention(form), [(37, 1), (90, 1)], (4, 2), form, torch.bfloat16, 0)
     whole = {"max_q": 33, "max_k": 96, "window": (-1, 0), "is_causal": True, "num_splits": None}
     assert calls == [whole, {**whole, "max_q": 1, "window": (6, 0), "is_causal": False}]
 
@@ -117,11 +79,7 @@ def test_the_parameters_are_those_of_torch(calls):
 
 
 def test_the_layout_of_the_pools():
-    pools = attention(AttentionForm(64, 0.125)).new_pools(5, 2, torch.bfloat16, CPU)
-    assert isinstance(pools, PagePools)
-    assert [pool.shape for pool in pools] == [(5, BLOCK_SIZE, 2, 64)] * 2
-    others = Pools.zeros(5, 2, 64, torch.bfloat16, CPU)
-    assert sum(pool.nbytes for pool in pools) == sum(pool.nbytes for pool in others), "a block has as many bytes"
+    check_layout(attention(AttentionForm(64, 0.125)))
 
 
 def test_the_layers_of_a_run_share_the_numbers_of_a_batch(calls):
@@ -141,12 +99,6 @@ def test_the_layers_of_a_run_share_the_numbers_of_a_batch(calls):
     del numbers, batch
     gc.collect()
     assert kept() is None, "they end with the batch"
-
-
-def on_gpu(batch: RaggedBatch) -> RaggedBatch:
-    """Return the batch of an iteration on a GPU: the host has starts and contexts."""
-    return replace(batch, positions=batch.positions.to(GPU), slots=batch.slots.to(GPU),
-                   block_table=batch.block_table.to(GPU))  # fmt: skip
 
 
 @pytest.mark.parametrize("contexts_on", [CPU, GPU])

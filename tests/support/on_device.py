@@ -103,6 +103,7 @@ class _Map:
     def __init__(self, device: OnDevice, there: LinearMap) -> None:
         self._device = device
         self._there = there
+        self.fuses_add = there.fuses_add
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._there(self._device.moved(x)).cpu()

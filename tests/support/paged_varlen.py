@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch.library import Library
 
+from support.paged_attention import attended
+
 OPERATOR = "_flash_attention_forward_no_dropout_inplace"
 
 
@@ -40,7 +42,7 @@ def fake_flash_attention() -> Iterator[list[dict[str, object]]]:
             # All pages of the table are read, also the slots after `length`, whose scores are masked.
             pages = block_table[request].long()
             keys, values = (pool[pages].flatten(0, 1)[:length].float() for pool in (key, value))
-            out[begin : begin + count] = one_request(
+            out[begin : begin + count] = attended(
                 query[begin : begin + count].float(), keys, values, scale, window_size_left, window_size_right
             ).to(out.dtype)
         return torch.empty((query.shape[1], query.shape[0]))
@@ -51,19 +53,6 @@ def fake_flash_attention() -> Iterator[list[dict[str, object]]]:
         yield calls
     finally:
         library._destroy()
-
-
-def one_request(query, keys, values, scale, left, right) -> torch.Tensor:
-    """Return attended [L, N, D] for query [L, N, D], keys and values [T, G, D]; the last query is at the last key."""
-    repeats = query.shape[1] // keys.shape[1]
-    scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(repeats, 1)) * scale
-    here = torch.arange(len(query)).unsqueeze(1) + len(keys) - len(query)
-    distance = here - torch.arange(len(keys))
-    hidden = (distance < -right) if right >= 0 else torch.zeros_like(distance, dtype=torch.bool)
-    if left >= 0:
-        hidden = hidden | (distance > left)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(repeats, 1))
 
 
 def check(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary
 from orca_kernels.cuda.flashinfer_attention import FlashInferAttention, FlashInferSource
-from orca_kernels.interface import Attention, AttentionForm
 from orca_kernels.reference import ReferenceKernels
+from support.paged_attention import WithLibrary
 from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.partitions import CPU, PartitionedModel
 
@@ -20,25 +19,14 @@ ITERATIONS = (
 """Requests of each iteration: row, context and new tokens."""
 
 
-class WithLibrary(ReferenceKernels):
-    """Plain torch, but for attention."""
-
-    def __init__(self, config, fake: FakeFlashInfer) -> None:
-        choice = AttentionChoice("flashinfer", config.num_heads, config.num_kv_heads)
-        self._library = CheckedLibrary(FlashInferSource(CPU, lambda: fake, FakeEvent), choice, CPU)
-
-    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
-        return self._library.attention(form, dtype)
-
-
 @pytest.mark.parametrize("variant", ["llama-gqa-tied", "mistral-gqa", "gemma2-gqa-tied"])
 def test_the_logits_are_those_of_the_reference(variant, checkpoint):
     """Without a window, with one in each layer, and with softcaps and a window in some layers."""
     path, fake = checkpoint(variant), FakeFlashInfer()
-    config = PartitionedModel(path, 1).config
+    config, source = PartitionedModel(path, 1).config, FlashInferSource(CPU, lambda: fake, FakeEvent)
     served, reference = (
         PartitionedModel(path, 1, dtype=torch.bfloat16, kernels=[kernels])
-        for kernels in (WithLibrary(config, fake), ReferenceKernels())
+        for kernels in (WithLibrary(source, config), ReferenceKernels())
     )
     tokens = torch.randint(config.vocabulary_size, (3, 64), generator=torch.Generator().manual_seed(0)).tolist()
     for requests in ITERATIONS:

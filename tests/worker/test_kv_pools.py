@@ -16,9 +16,7 @@ LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 64
 
 def made(dtype: torch.dtype, kv_cache_dtype: str) -> tuple[KvPools, list[PagedAttention]]:
     form = AttentionForm(HEAD_DIM, 0.1, kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype)
-    attentions = [
-        PagedAttention(KV_HEADS, HEAD_DIM, ReferenceAttention(form), ReferenceKernels()) for _ in range(LAYERS)
-    ]
+    attentions = [PagedAttention(KV_HEADS, ReferenceAttention(form), ReferenceKernels()) for _ in range(LAYERS)]
     return KvPools(attentions, dtype, CPU), attentions
 
 
@@ -44,7 +42,7 @@ def test_the_bytes_of_a_block_are_those_that_are_allocated(dtype, kv_cache_dtype
 def test_the_layout_is_that_of_the_attention():
     """A block of pages for torch's library has the bytes of ORCA's own."""
     attention = TorchAttention(lambda *_: None, PagedBatches(), AttentionForm(HEAD_DIM, 0.1))
-    attentions = [PagedAttention(KV_HEADS, HEAD_DIM, attention, ReferenceKernels()) for _ in range(LAYERS)]
+    attentions = [PagedAttention(KV_HEADS, attention, ReferenceKernels()) for _ in range(LAYERS)]
     pools = KvPools(attentions, torch.bfloat16, CPU)
     assert pools.block_bytes == made(torch.bfloat16, "auto")[0].block_bytes
     pools.allocate(7)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orca_kernels.cuda.attention_library import AttentionChoice, CheckedLibrary
 from orca_kernels.cuda.torch_attention import TorchAttention, TorchSource
-from orca_kernels.interface import Attention, AttentionForm, PagePools
+from orca_kernels.interface import PagePools
 from orca_kernels.recorder import OperationRecorder
 from orca_kernels.reference import ReferenceKernels
 from orca_worker.decode_graphs import CUDA_SIZES, DecodeGraphs, PaddingRows
 from orca_worker.rows import LastTokens
+from support.paged_attention import WithLibrary
 from support.paged_varlen import fake_flash_attention
 from support.partitions import CPU, PartitionedModel
 from torch.nn.attention.varlen import varlen_attn_out
@@ -20,17 +20,6 @@ from torch.nn.attention.varlen import varlen_attn_out
 LENGTHS = (1, 33, 50, 17, 2)
 BATCHES = ((0, 1, 2), (4, 3, 2, 1, 0), (2,), (3, 0, 1), (0, 1, 2, 3, 4))
 """Requests of the increments, iteration by iteration: batches of 3 and 5 have padding rows."""
-
-
-class WithLibrary(ReferenceKernels):
-    """Plain torch, but for attention."""
-
-    def __init__(self, config) -> None:
-        choice = AttentionChoice("torch", config.num_heads, config.num_kv_heads)
-        self._library = CheckedLibrary(TorchSource(lambda: varlen_attn_out), choice, CPU)
-
-    def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
-        return self._library.attention(form, dtype)
 
 
 class Served:
@@ -68,7 +57,10 @@ def test_a_replay_equals_the_iteration_without_one_and_the_reference(variant, ch
     path = checkpoint(variant)
     with fake_flash_attention() as calls:
         config = PartitionedModel(path, 1).config
-        recorded, eager = (Served(path, WithLibrary(config), records) for records in (True, False))
+        recorded, eager = (
+            Served(path, WithLibrary(TorchSource(lambda: varlen_attn_out), config), records)
+            for records in (True, False)
+        )
         reference = Served(path, ReferenceKernels(), records=False)
         assert all(isinstance(layer._attention, TorchAttention) for layer in recorded.partition.attentions())
         torch.testing.assert_close(eager.prompt_logits, reference.prompt_logits, atol=0.1, rtol=0.05)

@@ -139,7 +139,11 @@ class DataPlane:
             raise NeighbourError(message, group.others) from error
 
     def send(self, hidden: torch.Tensor, distance: int) -> None:
-        """Start sending `hidden` to the rank `distance` after this one."""
+        """Start sending `hidden` to the rank `distance` after this one.
+
+        Raises NeighbourError if this or an earlier send has lost its receiver; over staging also RuntimeError if the
+        device has failed.
+        """
         receiver = self._rank + distance
         if self._staging is not None:
             self._staging.send(hidden, receiver)
@@ -172,7 +176,10 @@ class DataPlane:
             self._receives.append((work, hidden, sender))
 
     def receive(self) -> torch.Tensor:
-        """Wait for the receive that was posted first, and return its activations."""
+        """Wait for the receive that was posted first, and return its activations.
+
+        Raises NeighbourError if its sender is lost.
+        """
         work, hidden, sender = self._receives.popleft()
         self._wait(work, hidden, sender)
         return hidden if self._staging is None else self._staging.to_device(hidden)

@@ -136,9 +136,8 @@ class PagedAttention:
     The only block that computes per request. Call `allocate` first.
     """
 
-    def __init__(self, num_kv_heads: int, head_dim: int, attention: Attention, kernels: Kernels) -> None:
+    def __init__(self, num_kv_heads: int, attention: Attention, kernels: Kernels) -> None:
         self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
         self.pools: AnyPools = Pools(torch.empty(0), torch.empty(0))
         self._attention = attention
         self._kernels = kernels

@@ -28,6 +28,7 @@ from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
 from orca_worker.sampler import Sampler, TorchSampler
+from orca_worker.symmetric_sum import DTYPES as SUMMED_DTYPES
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
     heads, kv_heads = group.part(config.num_heads), group.kv_heads(config.num_kv_heads)
     backend = attention_backend(request)
     choice = AttentionChoice(backend, heads.stop - heads.start, kv_heads.stop - kv_heads.start)
-    if request.all_reduce == "symmetric" and dtype == torch.float16:
+    if request.all_reduce == "symmetric" and dtype not in SUMMED_DTYPES:
         raise ModelError("--all-reduce symmetric: sums float32 and bfloat16, use library or --dtype bfloat16")
     with _demanded(backend):
         kernels = kernels_for(device, dtype, choice)

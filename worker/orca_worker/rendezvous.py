@@ -52,7 +52,11 @@ class Rendezvous:
             return pb.RendezvousReply(error=f"partition 0: {error.details() or error.code().name}")
 
     async def exchange(self, request: pb.RendezvousRequest) -> pb.RendezvousReply:
-        """Set the key if the request has a value, add to its value, or wait for the value. Raises RendezvousError."""
+        """Set the key to the request's value, add the request's addend to the key, or wait for the key's value.
+
+        The value of a key that is added to is a decimal number in ASCII, 0 if the key is not set; the reply has the
+        sum. Raises RendezvousError.
+        """
         if request.epoch != self._epoch or self._closed:
             raise _over(request.epoch)
         if len(request.key) > MAX_KEY_LENGTH:

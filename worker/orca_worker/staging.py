@@ -123,8 +123,7 @@ class Staging:
     def _run(self) -> None:
         while (sent := self._copied.get()) is not None:
             try:
-                (sent.on_host,) = sent.copied()
-                self._start(sent, sent.on_host)
+                self._start(sent, *sent.copied())
             except Exception as error:  # NeighbourError, or an error of the device
                 error.__cause__ = error.__context__ = None  # their frames, and its own, refer to the group
                 self._fail(error.with_traceback(None))
@@ -137,6 +136,7 @@ class Staging:
             if self._left:
                 return
             try:
+                sent.on_host = on_host  # until the transfer has ended
                 sent.work = self._start_send(on_host, sent.receiver)
             except RuntimeError as error:
                 raise self._lost(sent.receiver, error) from None

@@ -91,6 +91,6 @@ def unreadable_gpu(device: torch.device, rank: int, size: int, memory: Symmetric
 
     The GPUs of a worker have successive numbers.
     """
-    first = (device.index or 0) - rank
+    first = device.index - rank
     others = (other for other in range(first, first + size) if other != device.index)
     return next((other for other in others if not memory.can_read(device, other)), None)

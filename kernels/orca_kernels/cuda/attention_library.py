@@ -59,7 +59,8 @@ class AttentionLibrary(Protocol):
 class CheckedLibrary:
     """An `AttentionLibrary` that has every layer computed by a source. Raises AttentionBackendError where that fails.
 
-    Each form is tested once.
+    Each form is tested once. Of a failure the message is kept, not the error, whose traceback would keep the tensors of
+    the self-test and FlashInfer's workspace.
     """
 
     def __init__(self, source: AttentionSource, choice: AttentionChoice, device: torch.device) -> None:
@@ -68,18 +69,18 @@ class CheckedLibrary:
         self._heads = (choice.num_heads, choice.num_kv_heads)
         self._device = device
         self._passed: set[tuple[AttentionForm, torch.dtype]] = set()
-        self._refused: dict[tuple[AttentionForm, torch.dtype], AttentionBackendError] = {}
+        self._refused: dict[tuple[AttentionForm, torch.dtype], str] = {}
 
     def attention(self, form: AttentionForm, dtype: torch.dtype) -> Attention:
         """See AttentionLibrary."""
         kind = (form, dtype)
         if kind in self._refused:
-            raise self._refused[kind]
+            raise AttentionBackendError(self._refused[kind])
         if kind not in self._passed:
             try:
                 self._test(form, dtype)
             except AttentionBackendError as error:
-                self._refused[kind] = error
+                self._refused[kind] = str(error)
                 raise
             self._passed.add(kind)
         return self._source.attention(form, dtype)

@@ -226,7 +226,8 @@ class FlashInferAttention:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
-        PagePools(pools.keys, pools.values).store(key, value, slots)
+        assert isinstance(pools, PagePools)
+        pools.store(key, value, slots)
 
     def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one call for all requests. The library chooses how contexts are split."""

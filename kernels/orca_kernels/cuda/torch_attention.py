@@ -39,7 +39,12 @@ Varlen = Callable[..., object]
 def load_varlen() -> Varlen:
     """Return torch's function after FlashAttention-3 has been activated; raise AttentionBackendError."""
     try:
-        from torch.nn.attention import activate_flash_attention_impl
+        # With those of `unload_varlen`, so that nothing is activated that cannot be undone.
+        from torch.nn.attention import (  # noqa: F401
+            activate_flash_attention_impl,
+            current_flash_attention_impl,
+            restore_flash_attention_impl,
+        )
     except ImportError as error:
         raise _too_old(error) from error
     try:
@@ -57,8 +62,10 @@ def load_varlen() -> Varlen:
 
 def unload_varlen() -> None:
     """Leave torch's other functions the attention that they have without `load_varlen`."""
-    from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
-
+    try:
+        from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
+    except ImportError:
+        return  # this torch cannot have activated FlashAttention-3: see load_varlen
     if current_flash_attention_impl() == IMPLEMENTATION:
         restore_flash_attention_impl()
 
@@ -164,7 +171,8 @@ class TorchAttention:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, pools: AnyPools, slots: torch.Tensor) -> None:
         """See Attention.store."""
-        PagePools(pools.keys, pools.values).store(key, value, slots)
+        assert isinstance(pools, PagePools)
+        pools.store(key, value, slots)
 
     def __call__(self, query: torch.Tensor, pools: AnyPools, batch: RaggedBatch) -> torch.Tensor:
         """See Attention: one call for all requests.

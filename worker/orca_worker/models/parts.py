@@ -241,5 +241,5 @@ class Parts:
         if self.spec.kv_cache_dtype == "int8":
             form = replace(form, kv_cache_dtype="int8")
         attention = self._operations.attention(form, self._scope.dtype)
-        self.attentions.append(PagedAttention(num_kv_heads, form.head_dim, attention, self.spec.kernels))
+        self.attentions.append(PagedAttention(num_kv_heads, attention, self.spec.kernels))
         return self.attentions[-1]
