@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -122,14 +122,9 @@ class Room:
             return False
         if any(victim.service_class is ServiceClass.INTERACTIVE for victim in self.preempted):
             return False
-        victims, num_free = list(self.preempted), self.num_blocks
-        freed_before = len(self._freed_by(victims, cost))
-        for victim in reversed(admitted):
-            if num_free >= cost.num_blocks or victim.service_class is ServiceClass.INTERACTIVE:
-                break
-            if victim not in victims:
-                victims.append(victim)
-                num_free = self.num_blocks + len(self._freed_by(victims, cost)) - freed_before
+        victims, num_free = self._victims(
+            cost.num_blocks, admitted, lambda victim: victim.service_class is ServiceClass.INTERACTIVE, cost.cached
+        )
         if num_free < cost.num_blocks:
             return False
         self._preempt(victims, num_free)
@@ -153,14 +148,7 @@ class Room:
 
         Preempts the last of the `admitted` requests behind `request`.
         """
-        victims, num_free = list(self.preempted), self.num_blocks
-        freed_before = len(self._freed - self._shared)
-        for victim in reversed(admitted):
-            if num_free >= num_blocks or victim is request:
-                break
-            if victim not in victims:
-                victims.append(victim)
-                num_free = self.num_blocks + len(self._freed_by(victims)) - freed_before
+        victims, num_free = self._victims(num_blocks, admitted, lambda victim: victim is request)
         if num_free < num_blocks:
             return False
         self._preempt(victims, num_free - num_blocks)
@@ -191,10 +179,28 @@ class Room:
         if self.ledger.prefix_cache is not None and first < end:
             self._computed.update(block_keys(request, end)[first:end])
 
-    def _freed_by(self, victims: Iterable[Request], cost: AdmissionCost | None = None) -> set[int]:
-        """Return the blocks that preempting these requests frees for the batch, and for a request of this `cost`."""
-        freed = self.ledger.blocks_freed_by(victims) - self._shared
-        return freed if cost is None else freed.difference(cost.cached)
+    def _victims(
+        self,
+        num_blocks: int,
+        admitted: Sequence[Request],
+        is_kept: Callable[[Request], bool],
+        cached: Sequence[int] = (),
+    ) -> tuple[list[Request], int]:
+        """Return the preempted requests, with as many more as free `num_blocks` blocks, and the number of free blocks.
+
+        These are the last of the `admitted` requests, behind the last one that `is_kept`; they may free too few.
+        `cached`: blocks of theirs that are not free because the request that needs blocks shares them.
+        """
+        victims, num_free = list(self.preempted), self.num_blocks
+        freed_before = len(self._freed.difference(self._shared, cached))
+        for victim in reversed(admitted):
+            if num_free >= num_blocks or is_kept(victim):
+                break
+            if victim not in victims:
+                victims.append(victim)
+                freed = self.ledger.blocks_freed_by(victims).difference(self._shared, cached)
+                num_free = self.num_blocks + len(freed) - freed_before
+        return victims, num_free
 
     def _preempt(self, victims: list[Request], num_free: int) -> None:
         self.preempted, self.num_blocks = victims, num_free
