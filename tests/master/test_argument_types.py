@@ -14,6 +14,8 @@ from orca_master.commands import argument_types as types
     [
         (types.positive, "1", 1),
         (types.positive, str(types.MAX_NUMBER), types.MAX_NUMBER),
+        (types.num_bytes, "1", 1),
+        (types.num_bytes, str(types.MAX_BYTES), types.MAX_BYTES),
         (types.count, "0", 0),
         (types.stall_seconds, str(types.MAX_STALL_SECONDS), types.MAX_STALL_SECONDS),
         (types.bound_seconds, "0.25", 0.25),
@@ -35,6 +37,8 @@ def test_values_up_to_the_bounds(kind, text, value):
         (types.positive, "1.0", "whole number from 1 to"),
         (types.positive, str(types.MAX_NUMBER + 1), "whole number from 1 to"),
         (types.positive, "9" * 5000, "whole number from 1 to"),
+        (types.num_bytes, "0", "whole number from 1 to 9223372036854775807"),
+        (types.num_bytes, str(types.MAX_BYTES + 1), "whole number from 1 to"),
         (types.count, "-1", "at least 0"),
         (types.stall_seconds, str(types.MAX_STALL_SECONDS + 1), "more than 4000000 seconds"),
         *(

@@ -8,6 +8,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 MAX_NUMBER = 2**31 - 1
 MAX_SLOTS = 2**63 - 1
+MAX_BYTES = 2**63 - 1
 MAX_MILLISECONDS = 3_600_000
 MAX_STALL_SECONDS = 4_000_000
 """46 days: FormRequest has 32 bits for the time in milliseconds."""
@@ -25,6 +26,11 @@ def count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
+
+
+def num_bytes(text: str) -> int:
+    """Parse a number of bytes, from 1 to MAX_BYTES."""
+    return positive(text, MAX_BYTES)
 
 
 def wait_seconds(text: str) -> int:

@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 from orca_master.batches.config import BatchConfig
-from orca_master.commands.argument_types import MAX_SLOTS, positive, stall_seconds
+from orca_master.commands.argument_types import num_bytes, positive, stall_seconds
 from orca_master.errors import ConfigurationError
 
 MOST_CONCURRENCY = 128
@@ -35,7 +35,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-batch-bytes",
-        type=functools.partial(positive, most=MAX_SLOTS),
+        type=num_bytes,
         metavar="BYTES",
         default=DEFAULTS.max_bytes,
         help="maximum size of all files, half of one API key; 400 if exceeded, and answers of a batch wait for room "
@@ -50,7 +50,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-batch-file-bytes",
-        type=functools.partial(positive, most=MAX_SLOTS),
+        type=num_bytes,
         metavar="BYTES",
         default=DEFAULTS.max_file_bytes,
         help=f"maximum size of a file that is sent; 413 if exceeded ({DEFAULTS.max_file_bytes})",
@@ -60,7 +60,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         default=DEFAULTS.max_lines,
-        help=f"maximum lines of such a file; 400 if exceeded ({DEFAULTS.max_lines})",
+        help=f"maximum lines of a file that is sent; 400 if exceeded ({DEFAULTS.max_lines})",
     )
     parser.add_argument(
         "--max-batch-line-bytes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from orca_master.commands.argument_types import MAX_SLOTS, positive, stall_seconds
+from orca_master.commands.argument_types import num_bytes, positive, stall_seconds
 from orca_master.endpoint.response_store import StoreLimits
 
 
@@ -21,7 +21,7 @@ def add_response_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-stored-response-bytes",
-        type=_number_of_bytes,
+        type=num_bytes,
         metavar="BYTES",
         default=limits.num_bytes,
         help="maximum memory of stored responses and of the events of those in the background; a new response replaces "
@@ -47,7 +47,3 @@ def store_limits(arguments: argparse.Namespace) -> StoreLimits:
 
 def _number_of_responses(text: str) -> int:
     return 0 if text == "0" else positive(text)
-
-
-def _number_of_bytes(text: str) -> int:
-    return positive(text, MAX_SLOTS)
