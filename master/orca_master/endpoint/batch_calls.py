@@ -61,7 +61,7 @@ class BatchCalls:
     def __init__(self, endpoint: Endpoint) -> None:
         config = replace(endpoint.config, request_timeout=None)
         engine = BatchEngine(endpoint.engine)
-        # Large bodies of batches are checked in another process: they keep those of others waiting for nothing.
+        # The inner endpoint has a BodyChecker of its own: large bodies of batches delay no bodies of other clients.
         inner = Endpoint(config, engine, endpoint.codec, endpoint.template, store=endpoint.responses)
         self._app = create_generating_app(inner)
 
@@ -85,9 +85,9 @@ class BatchCalls:
         exchange = _Exchange(body)
         try:
             await self._app(scope, exchange.receive, exchange.send)
-        except Exception:  # starlette raises it again after the answer 500
-            logger.exception("a line of a batch failed")
-            if not exchange.status:
+        except Exception:  # Starlette raises the error again after its response with status 500
+            logger.exception("a request of a batch to %s failed", path)
+            if exchange.status != 500:
                 raise
         body = bytes(exchange.answer)
         answer_id = ANSWER_ID.match(body)
