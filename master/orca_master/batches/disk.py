@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,19 +14,27 @@ from pydantic import TypeAdapter, ValidationError
 from orca_master.batches.records import BatchRecord, FileRecord
 
 logger = logging.getLogger(__name__)
-TEMPORARY = ".tmp"
+TEMPORARY_SUFFIX = ".tmp"
 """Suffix of a file that is being written."""
 Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 def write_record(path: Path, fields: dict[str, Any]) -> None:
-    """Write a JSON object that replaces the file at once; return when it is on the disk. Raises OSError."""
-    temporary = path.with_suffix(TEMPORARY)
-    with temporary.open("w", encoding="ascii") as file:
-        json.dump(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Write a JSON object that replaces the file at once; return when it is on the disk.
+
+    Raises OSError; then the unfinished file is removed, which would take the room of a full disk.
+    """
+    temporary = path.with_suffix(TEMPORARY_SUFFIX)
+    try:
+        with temporary.open("w", encoding="ascii") as file:
+            json.dump(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -43,7 +52,7 @@ def read_records(folder: Path, kind: TypeAdapter[Record]) -> dict[str, Record]:
 
     Removes files that a crash left unfinished. Damaged records and those of other versions are skipped with a log.
     """
-    for path in folder.glob(f"*{TEMPORARY}"):
+    for path in folder.glob(f"*{TEMPORARY_SUFFIX}"):
         path.unlink()
     records = {}
     for path in sorted(folder.glob("*.json")):
