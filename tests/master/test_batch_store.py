@@ -1,0 +1,255 @@
+"""The stores of files and batches: their bounds, what they delete, errors of the disk, and damaged records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from orca_master.batches import batch_store
+from orca_master.batches.records import BatchRecord
+from orca_master.endpoint.api_keys import digest
+from orca_master.errors import ConfigurationError, RequestError
+from support.batches import GatedEngine, Server, created, ended, line, lines_of, play, servers, upload
+
+
+@pytest.fixture
+def server(tmp_path) -> Callable[..., Server]:
+    return servers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"), [({"max_files": 4}, "--max-batch-files"), ({"max_bytes": 4 * 120}, "--max-batch-bytes")]
+)
+def test_a_key_leaves_half_of_the_room_to_others(server, limits, message):
+    made = server(**limits)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        other = made.client("two")
+        for number in range(2):
+            await upload(client, f"{number}".ljust(120))
+        with pytest.raises(openai.BadRequestError, match=f"one API key .{message}"):
+            await upload(client, "x".ljust(120))
+        for number in range(2):
+            await upload(other, f"{number}".ljust(120))
+
+    play(made, scene)
+
+
+def test_a_key_has_half_of_the_unfinished_batches(server):
+    made = server(GatedEngine, max_files=10)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file = made.batches.files.get(digest("one"), await upload(client, line("a")))
+        assert file is not None
+        for _ in range(5):
+            made.batches.batches.add(made.batches.batches.new(digest("one"), "/v1/completions", file, {}))
+        with pytest.raises(RequestError, match="half of them those of one API key"):
+            made.batches.batches.new(digest("one"), "/v1/completions", file, {})
+        made.batches.batches.new(digest("two"), "/v1/completions", file, {})
+
+    play(made, scene)
+
+
+def test_the_batch_of_the_largest_key_that_ended_first_makes_room(server):
+    made = server(max_files=8)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        other = made.client("two")
+        kept = await ended(other, (await created(other, await upload(other, line("b")))).id)
+        file_id = await upload(client, line("a"))
+        ids = []
+        for _ in range(10):
+            done = await ended(client, (await created(client, file_id)).id)
+            assert done.status == "completed"
+            ids.append(done.id)
+            await client.files.delete(done.output_file_id)
+        assert {entry.id for entry in (await client.batches.list()).data} == set(ids[3:])
+        assert (await other.batches.retrieve(kept.id)).status == "completed"
+        assert all(isinstance(entry, BatchRecord) for entry in made.batches.batches.of(digest("one")))
+
+    play(made, scene)
+
+
+def test_old_files_and_batches_are_deleted(server):
+    made = server(seconds=-1.0)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a")))
+        while (await client.files.list()).data or (await client.batches.list()).data:
+            made.batches.runner.wake()
+            await asyncio.sleep(0.01)
+        with pytest.raises(openai.NotFoundError):
+            await client.batches.retrieve(batch.id)
+        assert not list((made.config.folder / "files").iterdir())
+
+    play(made, scene)
+
+
+class FailingWrites:
+    """The disk refuses the first `num_left` records of batches of this status."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: str, num_left: int) -> None:
+        self.num_left = num_left
+        write = batch_store.write_record
+
+        def fail(path: Path, fields: dict[str, Any]) -> None:
+            if fields["status"] == status and self.num_left:
+                self.num_left -= 1
+                raise OSError(28, "No space left on device")
+            write(path, fields)
+
+        monkeypatch.setattr(batch_store, "write_record", fail)
+
+
+@pytest.mark.parametrize("status", ["finalizing", "completed"])
+def test_an_end_that_cannot_be_stored_is_tried_again(server, monkeypatch, status):
+    monkeypatch.setattr("orca_master.batches.batch_run.END_SECONDS", 0.01)
+    failing = FailingWrites(monkeypatch, status, 3)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        done = await ended(client, (await created(client, await upload(client, line("a")))).id)
+        assert (done.status, done.errors, done.failed_at) == ("completed", None, None)
+        assert len(await lines_of(client, done.output_file_id)) == 1
+        assert made.num_promised == 0
+
+    made = server()
+    play(made, scene)
+    assert failing.num_left == 0
+
+
+def test_a_batch_that_cannot_be_stored_does_not_begin(server, monkeypatch):
+    """The runner looks for batches while it is being written, and its input cannot be deleted then."""
+    made = server()
+    write, gate = batch_store.write_record, threading.Event()
+
+    def fail(path: Path, fields: dict[str, Any]) -> None:
+        gate.wait(30)
+        raise OSError(28, "No space left on device")
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file = made.batches.files.get(digest("one"), await upload(client, line("a")))
+        assert file is not None
+        monkeypatch.setattr(batch_store, "write_record", fail)
+        creation = asyncio.create_task(made.batches.create(file.owner, "/v1/completions", file, {}))
+        await asyncio.sleep(0.01)
+        made.batches.runner.wake()
+        with pytest.raises(openai.BadRequestError, match="an unfinished batch uses this file"):
+            await client.files.delete(file.id)
+        assert (await client.batches.list()).data == []
+        gate.set()
+        with pytest.raises(OSError, match="No space"):
+            await creation
+        assert not made.scripted.engine.submissions
+        assert made.num_promised == 0
+        monkeypatch.setattr(batch_store, "write_record", write)
+        assert (await ended(client, (await created(client, file.id)).id)).status == "completed"
+
+    play(made, scene)
+
+
+def test_a_cancellation_that_cannot_be_stored_changes_nothing(server, monkeypatch):
+    """Otherwise the next server would answer a batch that was shown as cancelled."""
+    made = server(GatedEngine)
+    FailingWrites(monkeypatch, "cancelling", 1)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a")))
+        await made.wait_for_places(1)
+        record = made.batches.batches.get(digest("one"), batch.id)
+        assert record is not None
+        with pytest.raises(OSError, match="No space"):
+            await made.batches.cancel(record)
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        await client.batches.cancel(batch.id)
+        assert (await ended(client, batch.id)).status == "cancelled"
+
+    play(made, scene)
+
+
+def test_a_full_disk_is_503_and_leaves_nothing(server, monkeypatch):
+    made = server(GatedEngine)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        file_id = await upload(client, line("a"))
+        batch = await created(client, file_id)
+        num_bytes = made.batches.files.num_bytes
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_store, "write_record", full)
+            patch.setattr("orca_master.batches.file_store.write_record", full)
+            calls = (upload(client, line("b")), created(client, file_id), client.batches.cancel(batch.id))
+            for call in calls:
+                with pytest.raises(openai.InternalServerError, match="No space left on device") as refused:
+                    await call
+                assert refused.value.status_code == 503
+        assert (made.batches.files.num_bytes, made.num_promised) == (num_bytes, 2)
+        names = {path.stem for path in (made.config.folder / "files").iterdir()}
+        assert file_id in names
+        assert len(names) <= 3, "the input and the answers of the batch"
+
+    play(made, scene)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "paused"},
+        {"times": None},
+        {"created_at": "x"},
+        {"total": True},
+        {"output_id": "../x"},
+        {"id": "batch_x"},
+        {"metadata": [1]},
+    ],
+)
+def test_a_record_with_an_odd_field_is_ignored(server, change):
+    """Of another version, or written by somebody else: the runner answers the other batches."""
+    made = server()
+    ids = (f"file-{number:032x}" for number in range(3))
+    record = BatchRecord(f"batch_{0:032x}", digest("one"), "/v1/completions", next(ids), 1, 1, 1, next(ids), next(ids))
+    fields = record.fields() | change
+    (made.config.folder / "batches").mkdir(parents=True)
+    (made.config.folder / "batches" / f"{fields['id']}.json").write_text(json.dumps(fields))
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        assert (await client.batches.list()).data == []
+        batch = await created(client, await upload(client, line("a")))
+        assert (await ended(client, batch.id)).status == "completed"
+
+    play(made, scene)
+
+
+def test_a_damaged_record_is_ignored(server):
+    made = server()
+    for name in ("files", "batches"):
+        (made.config.folder / name).mkdir(parents=True)
+        (made.config.folder / name / "x.json").write_text("{")
+        (made.config.folder / name / "y.json").write_text('{"id": "y"}')
+        (made.config.folder / name / "w.json").write_text("[" * 100_000)
+        (made.config.folder / name / "z.tmp").write_text("")
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        assert (await client.files.list()).data == []
+        assert (await client.batches.list()).data == []
+
+    play(made, scene)
+    assert not list(made.config.folder.rglob("*.tmp"))
+
+
+def test_a_folder_has_one_master(server, monkeypatch):
+    monkeypatch.setattr("orca_master.journal.folder_lock.LOCK_SECONDS", 0.0)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(ConfigurationError, match=r"--batch-directory .* another master uses this folder"):
+            async with server().running():
+                pass
+
+    play(server(), scene)
