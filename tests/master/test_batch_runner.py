@@ -173,7 +173,7 @@ def test_a_batch_expires(server):
         batch = made.batches.batches.new(digest("one"), "/v1/completions", file, {})
         batch.expires_at = batch.created_at
         made.batches.files.promise(digest("one"), 2)
-        made.batches.batches.add(batch)
+        await made.batches.batches.add(batch)
         made.batches.runner.wake()
         done = await ended(client, batch.id)
         assert (done.status, done.request_counts.failed) == ("expired", 2)

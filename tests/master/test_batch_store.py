@@ -12,7 +12,10 @@ from typing import Any
 import openai
 import pytest
 from orca_master.batches import batch_store
-from orca_master.batches.records import BatchRecord
+from orca_master.batches.batch_store import BatchStore
+from orca_master.batches.config import BatchConfig
+from orca_master.batches.disk_threads import DiskThreads
+from orca_master.batches.records import BatchRecord, FileRecord
 from orca_master.endpoint.api_keys import digest
 from orca_master.errors import ConfigurationError, RequestError
 from support.batches import GatedEngine, Server, created, ended, line, lines_of, play, servers, upload
@@ -48,7 +51,7 @@ def test_a_key_has_half_of_the_unfinished_batches(server):
         file = made.batches.files.get(digest("one"), await upload(client, line("a")))
         assert file is not None
         for _ in range(5):
-            made.batches.batches.add(made.batches.batches.new(digest("one"), "/v1/completions", file, {}))
+            await made.batches.batches.add(made.batches.batches.new(digest("one"), "/v1/completions", file, {}))
         with pytest.raises(RequestError, match="half of them those of one API key"):
             made.batches.batches.new(digest("one"), "/v1/completions", file, {})
         made.batches.batches.new(digest("two"), "/v1/completions", file, {})
@@ -74,6 +77,39 @@ def test_the_batch_of_the_largest_key_that_ended_first_makes_room(server):
         assert all(isinstance(entry, BatchRecord) for entry in made.batches.batches.of(digest("one")))
 
     play(made, scene)
+
+
+def test_a_batch_is_coming_until_the_one_that_makes_room_is_deleted(tmp_path, monkeypatch):
+    """Its files are in use and it counts as unfinished then; the disk keeps nothing else waiting."""
+    store = BatchStore(BatchConfig(tmp_path, max_files=1), DiskThreads())
+    store.open()
+    file = FileRecord(f"file-{0:032x}", "", "in.jsonl", "batch", 1, 1, 1)
+    unlink, begun, gate = Path.unlink, threading.Event(), threading.Event()
+
+    def slow(path: Path, missing_ok: bool = False) -> None:
+        begun.set()
+        gate.wait(30)
+        unlink(path, missing_ok=missing_ok)
+
+    async def scene() -> None:
+        first = store.new("", "/v1/completions", file, {})
+        await store.create(first)
+        await store.enter(first, "completed")
+        second = store.new("", "/v1/completions", file, {})
+        monkeypatch.setattr(Path, "unlink", slow)
+        creation = asyncio.create_task(store.create(second))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        assert file.id in store.used_files
+        assert store.of("") == []
+        with pytest.raises(RequestError, match="at most 1 batches are unfinished"):
+            store.new("", "/v1/completions", file, {})
+        gate.set()
+        await creation
+        assert store.of("") == store.unfinished == [second]
+        assert [path.stem for path in (tmp_path / "batches").iterdir()] == [second.id]
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_old_files_and_batches_are_deleted(server):

@@ -76,13 +76,13 @@ class BatchStore:
         self._coming[batch.id] = batch
         try:
             await self._write(batch)
+            await self.add(batch)
         except OSError:
             with contextlib.suppress(OSError):
-                self._path(batch).unlink(missing_ok=True)
+                await self._unlink(batch)
             raise
         finally:
             del self._coming[batch.id]
-        self.add(batch)
 
     async def enter(self, batch: BatchRecord, status: Status, before: Collection[str] = UNFINISHED) -> bool:
         """Store a batch with a new status, and show the status when it is on the disk.
@@ -101,14 +101,17 @@ class BatchStore:
     async def _write(self, batch: BatchRecord) -> None:
         await self._threads.run(write_record, self._path(batch), batch.fields())
 
-    def add(self, batch: BatchRecord) -> None:
+    async def _unlink(self, batch: BatchRecord) -> None:
+        await self._threads.run(self._path(batch).unlink, missing_ok=True)
+
+    async def add(self, batch: BatchRecord) -> None:
         """Show a batch to its owner; of the key that has most, the batch that ended first makes room for it."""
         while len(self._batches) >= self._config.max_files:
             ended = [entry for entry in self._batches.values() if not entry.is_unfinished]
             if not ended:
                 break
             counts = Counter(entry.owner for entry in self._batches.values())
-            if not self._delete(min(ended, key=lambda entry: (-counts[entry.owner], entry.ended_at))):
+            if not await self._delete(min(ended, key=lambda entry: (-counts[entry.owner], entry.ended_at))):
                 break
         self._batches[batch.id] = batch
 
@@ -134,20 +137,22 @@ class BatchStore:
         batches = (*self.unfinished, *self._coming.values())
         return {name for batch in batches for name in (batch.input_file_id, batch.output_id, batch.error_id)}
 
-    def delete_old(self) -> None:
+    async def delete_old(self) -> None:
         """Delete the batches that ended longer ago than they are kept."""
         end = time.time() - self._config.seconds
         for batch in [entry for entry in self._batches.values() if 0 < entry.ended_at < end]:
-            self._delete(batch)
+            await self._delete(batch)
 
-    def _delete(self, batch: BatchRecord) -> bool:
-        """Delete a batch that has ended; keep it and return False if the disk fails."""
+    async def _delete(self, batch: BatchRecord) -> bool:
+        """Delete a batch that has ended, if it is still there; keep it and return False if the disk fails."""
+        if self._batches.pop(batch.id, None) is None:
+            return True
         try:
-            self._path(batch).unlink(missing_ok=True)
+            await self._unlink(batch)
         except OSError as error:
             logger.error("batch %s is not deleted: %s", batch.id, error)
+            self._batches[batch.id] = batch
             return False
-        del self._batches[batch.id]
         return True
 
     def _path(self, batch: BatchRecord) -> Path:

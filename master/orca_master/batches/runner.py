@@ -59,7 +59,7 @@ class BatchRunner:
                     task.add_done_callback(tasks.discard)
                 try:
                     await self._files.delete_old(lambda: self._batches.used_files)
-                    self._batches.delete_old()
+                    await self._batches.delete_old()
                 except Exception:  # batches are answered nevertheless
                     logger.exception("old files and batches are not deleted")
                 with contextlib.suppress(TimeoutError):
