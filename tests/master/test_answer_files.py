@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.disk_threads import DiskThreads
+from orca_master.batches.shares import Shares
+from orca_master.errors import RequestError
 
 BATCH = f"batch_{7:032x}"
 
 
-def opened(folder: Path, counted: list[int] | None = None) -> AnswerFiles:
-    """Return the files; `counted` gets the bytes that are taken, and negative ones for those that are freed."""
-    counted = [] if counted is None else counted
-    return AnswerFiles(
-        BATCH, folder / "out", folder / "err", DiskThreads(), counted.append, lambda count: counted.append(-count)
-    )
+def opened(folder: Path, room: Shares | None = None) -> AnswerFiles:
+    """Return the files, whose bytes are counted in the `room`."""
+    room = Shares(1 << 20, "no room") if room is None else room
+    return AnswerFiles(BATCH, folder / "out", folder / "err", DiskThreads(), room, "one")
 
 
 def fill(folder: Path) -> list[bytes]:
@@ -100,8 +100,8 @@ def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
 
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypatch, written):
-    counted: list[int] = []
-    answers = opened(tmp_path, counted)
+    room = Shares(1 << 20, "no room")
+    answers = opened(tmp_path, room)
     asyncio.run(answers.add_error(0, "a", "x", "y"))
     before = (tmp_path / "err").read_bytes()
     write = os.write
@@ -120,7 +120,19 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypat
     monkeypatch.undo()
     assert (tmp_path / "err").read_bytes() == before
     assert answers.answered == {0}
-    assert sum(counted) == len(before)
+    assert room.total == len(before)
     asyncio.run(answers.add_error(1, "b", "x", "y"))
     answers.close()
     assert (tmp_path / "err").read_bytes().count(b"\n") == 2
+
+
+def test_a_line_without_room_is_refused_and_not_written(tmp_path):
+    room = Shares(300, "no room")
+    answers = opened(tmp_path, room)
+    asyncio.run(answers.add_error(0, "a", "x", "y"))
+    before = (tmp_path / "err").read_bytes()
+    with pytest.raises(RequestError, match="no room"):
+        asyncio.run(answers.add_error(1, "b", "x", "y"))
+    answers.close()
+    assert (tmp_path / "err").read_bytes() == before
+    assert room.total == len(before)

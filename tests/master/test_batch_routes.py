@@ -143,7 +143,7 @@ def test_files_are_bounded(server, limits, text, message):
     async def scene(client: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match=message):
             await upload(client, text)
-        assert made.batches.files.num_bytes == made.num_promised == 0
+        assert made.batches.files.room.total == made.num_promised == 0
         assert not list((made.config.folder / "files").iterdir()), "nothing is left of it"
 
     play(made, scene)

@@ -139,7 +139,7 @@ def test_a_restarted_server_continues_and_answers_no_line_twice(server):
         assert answers[0] == json.loads(kept)
         assert sorted(entry["custom_id"] for entry in answers) == texts
         sizes = sum(path.stat().st_size for path in (second.config.folder / "files").glob("*.jsonl"))
-        assert second.batches.files.num_bytes == sizes
+        assert second.batches.files.room.total == sizes
         assert len(list((second.config.folder / "files").glob("*.jsonl"))) == 2
 
     play(second, after)
@@ -172,7 +172,7 @@ def test_a_batch_expires(server):
         assert file is not None
         batch = made.batches.batches.new(digest("one"), "/v1/completions", file, {})
         batch.expires_at = batch.created_at
-        made.batches.files.promise(digest("one"), 2)
+        made.batches.files.places.take(digest("one"), 2)
         await made.batches.batches.add(batch)
         made.batches.runner.wake()
         done = await ended(client, batch.id)

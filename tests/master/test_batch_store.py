@@ -217,7 +217,7 @@ def test_a_full_disk_is_503_and_leaves_nothing(server, monkeypatch):
     async def scene(client: openai.AsyncOpenAI) -> None:
         file_id = await upload(client, line("a"))
         batch = await created(client, file_id)
-        num_bytes = made.batches.files.num_bytes
+        num_bytes = made.batches.files.room.total
         with monkeypatch.context() as patch:
             patch.setattr(batch_store, "write_record", full)
             patch.setattr("orca_master.batches.file_store.write_record", full)
@@ -226,7 +226,7 @@ def test_a_full_disk_is_503_and_leaves_nothing(server, monkeypatch):
                 with pytest.raises(openai.InternalServerError, match="No space left on device") as refused:
                     await call
                 assert refused.value.status_code == 503
-        assert (made.batches.files.num_bytes, made.num_promised) == (num_bytes, 2)
+        assert (made.batches.files.room.total, made.num_promised) == (num_bytes, 2)
         names = {path.stem for path in (made.config.folder / "files").iterdir()}
         assert file_id in names
         assert len(names) <= 3, "the input and the answers of the batch"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from orca_master.batches.shares import Shares
+from orca_master.errors import RequestError
 
 
 @pytest.mark.parametrize(
@@ -20,15 +23,18 @@ from orca_master.batches.shares import Shares
     ],
 )
 def test_a_key_has_half_at_most(owner, held, count, fits):
-    shares = Shares(5)
+    shares = Shares(5, "no room")
     for name, number in held.items():
         shares.add(name, number)
-    assert shares.fits(owner, count) is fits
+    before = shares.total
+    with contextlib.nullcontext() if fits else pytest.raises(RequestError, match="no room"):
+        shares.take(owner, count)
+    assert shares.total == before + count * fits
 
 
 def test_what_is_given_back_is_free():
-    shares = Shares(4)
-    shares.add("a", 2)
+    shares = Shares(4, "no room")
+    shares.take("a", 2)
     shares.add("a", -2)
-    assert shares.fits("a", 2)
     assert shares.total == 0
+    shares.take("a", 2)

@@ -67,8 +67,8 @@ class Server:
 
     def __init__(self, model: Path, folder: Path, engine: Any = ScriptedEngine, **limits: Any) -> None:
         self.config = BatchConfig(folder, **limits)
-        keys = frozenset({digest("one"), digest("two")})
-        self.scripted = Scripted(model, f"hi{END}", engine=engine, batches=self.config, api_keys=keys)
+        self._keys = frozenset({digest("one"), digest("two")})
+        self.scripted = Scripted(model, f"hi{END}", engine=engine, batches=self.config, api_keys=self._keys)
         self.batches: Batches
 
     @contextlib.asynccontextmanager
@@ -84,7 +84,8 @@ class Server:
     @property
     def num_promised(self) -> int:
         """Files that may come."""
-        return self.batches.files.num_promised
+        files = self.batches.files
+        return files.places.total - sum(len(files.of(key)) for key in self._keys)
 
     async def wait_for_places(self, count: int) -> None:
         """Return when so many choices of batches are being generated."""

@@ -11,11 +11,11 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from orca_master.batches.disk_threads import DiskThreads
+from orca_master.batches.shares import Shares
 
 ANSWER = re.compile(rb'\{"id": "batch_req_[0-9a-f]{32}_([0-9]{1,10})"')
 """The beginning of an answer; the group is the number of its line in the input."""
@@ -25,20 +25,15 @@ READ_BYTES = 1 << 20
 
 
 class AnswerFile:
-    """One file of answers.
+    """One file of answers. The bytes of its lines are taken from the `room` as those of `owner`."""
 
-    `take` is called with the bytes of a line before it is written, and may refuse them; `free` if writing fails.
-    """
-
-    def __init__(
-        self, path: Path, threads: DiskThreads, take: Callable[[int], None], free: Callable[[int], None]
-    ) -> None:
+    def __init__(self, path: Path, threads: DiskThreads, room: Shares, owner: str) -> None:
         self.num_bytes = 0
         self.numbers: list[int] = []
         """Numbers of the answered lines."""
         self.num_dropped = 0
         """Bytes of the unfinished line that was removed."""
-        self._threads, self._take, self._free = threads, take, free
+        self._threads, self._room, self._owner = threads, room, owner
         self._turn = asyncio.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -62,15 +57,15 @@ class AnswerFile:
         self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
 
     async def append(self, number: int, line: bytes) -> None:
-        """Write the answer to a line; raise OSError, after which the file is as before, or what `take` raises."""
+        """Write the answer to a line; raise RequestError without room, OSError; the file is as before then."""
         async with self._turn:
-            self._take(len(line))
+            self._room.take(self._owner, len(line))
             before = self.num_bytes
             try:
                 await self._threads.run(self._append, number, line)
             finally:
                 if self.num_bytes == before:
-                    self._free(len(line))
+                    self._room.add(self._owner, -len(line))
 
     def _append(self, number: int, line: bytes) -> None:
         try:
@@ -96,18 +91,12 @@ class AnswerFiles:
     """The answers of the batch `batch_id`: those with status 200 in `output`, all others in `errors`."""
 
     def __init__(
-        self,
-        batch_id: str,
-        output: Path,
-        errors: Path,
-        threads: DiskThreads,
-        take: Callable[[int], None],
-        free: Callable[[int], None],
+        self, batch_id: str, output: Path, errors: Path, threads: DiskThreads, room: Shares, owner: str
     ) -> None:
         self._prefix = f"batch_req_{batch_id.removeprefix('batch_')}"
-        self.output = AnswerFile(output, threads, take, free)
+        self.output = AnswerFile(output, threads, room, owner)
         try:
-            self.errors = AnswerFile(errors, threads, take, free)
+            self.errors = AnswerFile(errors, threads, room, owner)
         except BaseException:
             self.output.close()
             raise

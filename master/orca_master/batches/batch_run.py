@@ -25,7 +25,7 @@ from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
-TEMPORARY = frozenset({429, 503})
+RETRIED_STATUSES = frozenset({429, 503})
 """Status codes after which a line is sent again: no answer to the request, but the state of the server."""
 FIRST_WAIT_SECONDS = 0.5
 MOST_WAIT_SECONDS = 15.0
@@ -76,7 +76,7 @@ class BatchRun:
         """
         batch = self._batch
         try:
-            ending = await self._answer_lines(batch)
+            ending = await self._answer_lines()
         except (RequestError, OSError) as error:
             logger.warning("batch %s failed: %s", batch.id, error)
             ending = "failed"
@@ -87,37 +87,36 @@ class BatchRun:
             batch.failure = f"internal error: {type(error).__name__}"
         while batch.is_unfinished:
             try:
-                await self._end(batch, ending)
+                await self._end(ending)
             except OSError as error:
                 logger.error("batch %s cannot be ended: %s", batch.id, error)
                 await asyncio.sleep(END_SECONDS)
 
-    async def _answer_lines(self, batch: BatchRecord) -> Status:
+    async def _answer_lines(self) -> Status:
         """Send all lines without an answer, until the batch expires or is cancelled; return its final status."""
+        batch, threads = self._batch, self._files.threads
         if self._files.get(batch.owner, batch.input_file_id) is None:
             raise RequestError("input_file_id: the file no longer exists")
         await self._batches.enter(batch, "in_progress", ("validating",))
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
-        threads = self._files.threads
-        take, free = (functools.partial(count, batch.owner) for count in (self._files.take, self._files.free))
-        answers = await threads.run(AnswerFiles, batch.id, *paths, threads, take, free)
+        answers = await threads.run(AnswerFiles, batch.id, *paths, threads, self._files.room, batch.owner)
         try:
-            self._files.free(batch.owner, answers.output.num_dropped + answers.errors.num_dropped)
-            _count(batch, answers)
-            with self._lines_of(batch) as lines:
-                ending = await self._send_lines(batch, lines, answers)
-            await self._files.threads.run(answers.sync)
+            self._files.room.add(batch.owner, -answers.output.num_dropped - answers.errors.num_dropped)
+            self._count(answers)
+            with self._open_lines() as lines:
+                ending = await self._send_lines(lines, answers)
+            await threads.run(answers.sync)
         finally:
             answers.close()
         return ending
 
-    async def _send_lines(self, batch: BatchRecord, lines: InputLines, answers: AnswerFiles) -> Status:
+    async def _send_lines(self, lines: InputLines, answers: AnswerFiles) -> Status:
         """Answer the lines; return the status with which the batch ends."""
-        if batch.status == "cancelling":
+        if self._batch.status == "cancelling":
             return "cancelled"
-        work = asyncio.create_task(self._send_all(batch, lines, answers))
+        work = asyncio.create_task(self._send_all(lines, answers))
         cancelled = asyncio.create_task(self.cancelled.wait())
-        left = batch.expires_at - time.time()
+        left = self._batch.expires_at - time.time()
         try:
             await asyncio.wait({work, cancelled}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -129,10 +128,10 @@ class BatchRun:
             await asyncio.gather(work, cancelled, return_exceptions=True)
         if self.cancelled.is_set():
             return "cancelled"
-        await self._expire(batch, answers)
+        await self._expire(answers)
         return "expired"
 
-    async def _send_all(self, batch: BatchRecord, lines: InputLines, answers: AnswerFiles) -> None:
+    async def _send_all(self, lines: InputLines, answers: AnswerFiles) -> None:
         turn = asyncio.Lock()
 
         async def next_line() -> tuple[BatchLine | InvalidLine | None, int]:
@@ -151,11 +150,11 @@ class BatchRun:
                 if line is None:
                     return
                 try:
-                    answer = await self._send(batch, line) if isinstance(line, BatchLine) else None
+                    answer = await self._send(line) if isinstance(line, BatchLine) else None
                 finally:
                     self._places.give(num_places)
-                await self._write(batch, line, answer, answers)
-                _count(batch, answers)
+                await self._write(line, answer, answers)
+                self._count(answers)
 
         async def sync() -> None:
             while True:
@@ -176,70 +175,76 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(syncing, all_sent, *senders, return_exceptions=True)
 
-    async def _send(self, batch: BatchRecord, line: BatchLine) -> LineAnswer:
+    async def _send(self, line: BatchLine) -> LineAnswer:
         """Return the answer to a line."""
-        wait = FIRST_WAIT_SECONDS
-        while (answer := await self._call(batch.owner, batch.endpoint, line.body)).status in TEMPORARY:
+        wait, endpoint = FIRST_WAIT_SECONDS, self._batch.endpoint
+        while (answer := await self._call(self.owner, endpoint, line.body)).status in RETRIED_STATUSES:
             await asyncio.sleep(wait)
             wait = min(2 * wait, MOST_WAIT_SECONDS)
         return answer
 
-    async def _write(
-        self, batch: BatchRecord, line: BatchLine | InvalidLine, answer: LineAnswer | None, answers: AnswerFiles
-    ) -> None:
-        """Append the answer to a line; wait while the files of the batch's key, or of all, leave no room for it."""
+    async def _write(self, line: BatchLine | InvalidLine, answer: LineAnswer | None, answers: AnswerFiles) -> None:
+        """Append the answer to a line; wait while the files of the batch's key, or of all, leave no room for it.
+
+        `answer`: of a BatchLine, None for an InvalidLine.
+        """
+        if isinstance(line, InvalidLine):
+            add = functools.partial(answers.add_error, line.number, line.custom_id, "invalid_line", line.message)
+        else:
+            assert answer is not None, "each request has an answer"
+            add = functools.partial(answers.add_response, line.number, line.custom_id, *answer)
         wait = FIRST_WAIT_SECONDS
         while True:
             try:
-                if isinstance(line, InvalidLine):
-                    await answers.add_error(line.number, line.custom_id, "invalid_line", line.message)
-                elif answer is not None:
-                    await answers.add_response(line.number, line.custom_id, *answer)
+                await add()
                 return
             except RequestError as error:
-                logger.warning("batch %s waits: %s", batch.id, error)
+                logger.warning("batch %s waits: %s", self._batch.id, error)
             await asyncio.sleep(wait)
             wait = min(2 * wait, MOST_WAIT_SECONDS)
 
-    async def _expire(self, batch: BatchRecord, answers: AnswerFiles) -> None:
-        """Write an error for each line without an answer."""
-        with self._lines_of(batch) as lines:
+    async def _expire(self, answers: AnswerFiles) -> None:
+        """Write an error for each line without an answer.
+
+        Raises RequestError if there is no room: the batch fails then.
+        """
+        with self._open_lines() as lines:
             while (line := await lines.next()) is not None:
                 if line.number not in answers.answered:
                     await answers.add_error(
                         line.number, line.custom_id, "batch_expired", "the batch was not finished within 24 hours"
                     )
-        _count(batch, answers)
+        self._count(answers)
 
-    def _lines_of(self, batch: BatchRecord) -> InputLines:
-        path = self._files.path(batch.input_file_id)
+    def _open_lines(self) -> InputLines:
+        path = self._files.path(self._batch.input_file_id)
         return InputLines(
-            path, batch.endpoint, self._config.max_line_bytes, self._config.concurrency, self._files.threads
+            path, self._batch.endpoint, self._config.max_line_bytes, self._config.concurrency, self._files.threads
         )
 
-    async def _end(self, batch: BatchRecord, ending: Status) -> None:
+    async def _end(self, ending: Status) -> None:
         """Show the files of the answers to the owner, and give the batch its final status. Raises OSError."""
+        batch = self._batch
         if ending == "completed":
             await self._batches.enter(batch, "finalizing")
-        batch.has_output = await self._show(batch, batch.output_id, "output", batch.completed)
-        batch.has_errors = await self._show(batch, batch.error_id, "error", batch.failed)
+        batch.has_output = await self._show(batch.output_id, "output", batch.completed)
+        batch.has_errors = await self._show(batch.error_id, "error", batch.failed)
         await self._batches.enter(batch, ending)
-        self._files.add_promise(batch.owner, -FILES_PER_BATCH)
+        self._files.places.add(batch.owner, -FILES_PER_BATCH)
         logger.info("batch %s: %s, %d of %d lines answered", batch.id, ending, batch.completed, batch.total)
 
-    async def _show(self, batch: BatchRecord, file_id: str, kind: str, num_lines: int) -> bool:
+    async def _show(self, file_id: str, kind: str, num_lines: int) -> bool:
         """Make a file of answers one of the owner's; remove it and return False if it is empty."""
         path = self._files.path(file_id)
         num_bytes = path.stat().st_size if path.exists() else 0
         if not num_bytes:
-            await self._files.discard(batch.owner, file_id, 0)
+            await self._files.discard(self.owner, file_id, 0)
             return False
-        name = f"{batch.id}_{kind}.jsonl"
-        record = FileRecord(file_id, batch.owner, name, "batch_output", num_bytes, num_lines, int(time.time()))
+        name = f"{self._batch.id}_{kind}.jsonl"
+        record = FileRecord(file_id, self.owner, name, "batch_output", num_bytes, num_lines, int(time.time()))
         await self._files.threads.run(self._files.write_record, record)
         self._files.add(record)
         return True
 
-
-def _count(batch: BatchRecord, answers: AnswerFiles) -> None:
-    batch.completed, batch.failed = len(answers.output.numbers), len(answers.errors.numbers)
+    def _count(self, answers: AnswerFiles) -> None:
+        self._batch.completed, self._batch.failed = len(answers.output.numbers), len(answers.errors.numbers)

@@ -16,7 +16,6 @@ from orca_master.batches.config import WINDOW_SECONDS, BatchConfig
 from orca_master.batches.disk import read_records, write_record
 from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.records import (
-    BATCH_ID,
     BATCH_RECORDS,
     UNFINISHED,
     BatchRecord,
@@ -25,7 +24,6 @@ from orca_master.batches.records import (
     new_file_id,
 )
 from orca_master.batches.shares import Shares
-from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +47,14 @@ class BatchStore:
 
     def new(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
         """Return a new batch, which `create` stores; raise RequestError if too many are unfinished."""
-        unfinished = Shares(self._config.max_files)
+        unfinished = Shares(
+            self._config.max_files,
+            f"at most {self._config.max_files} batches are unfinished at a time, and half of them those of one API key "
+            "(--max-batch-files): wait for one or cancel one",
+        )
         for batch in (*self.unfinished, *self._coming.values()):
             unfinished.add(batch.owner, 1)
-        if not unfinished.fits(owner, 1):
-            raise RequestError(
-                f"at most {self._config.max_files} batches are unfinished at a time, and half of them those of one API "
-                "key (--max-batch-files): wait for one or cancel one"
-            )
+        unfinished.take(owner, 1)
         now = int(time.time())
         return BatchRecord(
             f"batch_{secrets.token_hex(16)}",
@@ -116,8 +114,8 @@ class BatchStore:
         self._batches[batch.id] = batch
 
     def get(self, owner: str, batch_id: str) -> BatchRecord | None:
-        """Return a batch of an API key, None without such a batch."""
-        batch = self._batches.get(batch_id) if BATCH_ID.fullmatch(batch_id) else None
+        """Return a batch of an API key, None if the key has no batch of this id."""
+        batch = self._batches.get(batch_id)
         return batch if batch is not None and batch.owner == owner else None
 
     def of(self, owner: str) -> list[BatchRecord]:

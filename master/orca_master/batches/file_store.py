@@ -16,9 +16,8 @@ from pathlib import Path
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk import read_records, write_record
 from orca_master.batches.disk_threads import DiskThreads
-from orca_master.batches.records import FILE_ID, FILE_RECORDS, FileRecord
+from orca_master.batches.records import FILE_RECORDS, FileRecord
 from orca_master.batches.shares import Shares
-from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +27,20 @@ class FileStore:
 
     def __init__(self, config: BatchConfig, threads: DiskThreads) -> None:
         self.config, self.threads = config, threads
-        self._bytes = Shares(config.max_bytes)
-        """Of all files, those included that are being written."""
-        self._places = Shares(config.max_files)
-        """Of files, and of those that may come: uploads, and two of each unfinished batch."""
+        self.room = Shares(
+            config.max_bytes,
+            f"the files of this server have {config.max_bytes} bytes at most, and half of them those of one API key "
+            "(--max-batch-bytes): delete some",
+        )
+        """Bytes of all files, those included that are being written."""
+        self.places = Shares(
+            config.max_files,
+            f"the server keeps at most {config.max_files} files, those of unfinished batches included, and half of "
+            "them of one API key (--max-batch-files): delete some",
+        )
+        """Number of files, and of those that may come: uploads, and two of each unfinished batch."""
         self._folder = config.folder / "files"
         self._files: dict[str, FileRecord] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files, those included that are being written."""
-        return self._bytes.total
-
-    @property
-    def num_promised(self) -> int:
-        """Files that may come."""
-        return self._places.total - len(self._files)
 
     def open(self, kept: Mapping[str, str]) -> None:
         """Read the records; delete files without one, unless `kept` has their ids → owners. Raises OSError."""
@@ -59,15 +56,15 @@ class FileStore:
             if owner is None:
                 path.unlink()
             else:
-                self._bytes.add(owner, path.stat().st_size)
+                self.room.add(owner, path.stat().st_size)
 
     def path(self, file_id: str) -> Path:
         """Return the path of a file's content."""
         return self._folder / f"{file_id}.jsonl"
 
     def get(self, owner: str, file_id: str) -> FileRecord | None:
-        """Return a file of an API key, None without such a file."""
-        record = self._files.get(file_id) if FILE_ID.fullmatch(file_id) else None
+        """Return a file of an API key, None if the key has no file of this id."""
+        record = self._files.get(file_id)
         return record if record is not None and record.owner == owner else None
 
     def of(self, owner: str) -> list[FileRecord]:
@@ -78,37 +75,11 @@ class FileStore:
     @contextlib.contextmanager
     def promised(self, owner: str, count: int) -> Iterator[None]:
         """Reserve places for files while they are written; raise RequestError if there are too many."""
-        self.promise(owner, count)
+        self.places.take(owner, count)
         try:
             yield
         finally:
-            self.add_promise(owner, -count)
-
-    def promise(self, owner: str, count: int) -> None:
-        """Reserve places for files of a key; raise RequestError if they would exceed a limit."""
-        if not self._places.fits(owner, count):
-            raise RequestError(
-                f"the server keeps at most {self.config.max_files} files, those of unfinished batches included, and "
-                "half of them of one API key (--max-batch-files): delete some"
-            )
-        self._places.add(owner, count)
-
-    def add_promise(self, owner: str, count: int) -> None:
-        """Count places that were promised before, or are given back; not bounded."""
-        self._places.add(owner, count)
-
-    def take(self, owner: str, num_bytes: int) -> None:
-        """Count bytes that are about to be written; raise RequestError beyond a limit."""
-        if not self._bytes.fits(owner, num_bytes):
-            raise RequestError(
-                f"the files of this server have {self.config.max_bytes} bytes at most, and half of them those of one "
-                "API key (--max-batch-bytes): delete some"
-            )
-        self._bytes.add(owner, num_bytes)
-
-    def free(self, owner: str, num_bytes: int) -> None:
-        """Take bytes back that were not kept."""
-        self._bytes.add(owner, -num_bytes)
+            self.places.add(owner, -count)
 
     def write_record(self, record: FileRecord) -> None:
         """Write the record of a file that is on the disk; `add` follows. Raises OSError."""
@@ -118,7 +89,7 @@ class FileStore:
         """Show a complete file to its owner; do nothing if it is shown."""
         if record.id not in self._files:
             self._files[record.id] = record
-            self._places.add(record.owner, 1)
+            self.places.add(record.owner, 1)
 
     async def delete(self, record: FileRecord) -> None:
         """Delete a file; content that a client is reading can be read to its end. Raises OSError, and keeps it then."""
@@ -131,15 +102,15 @@ class FileStore:
             raise
         finally:
             if record.id not in self._files:
-                self._places.add(record.owner, -1)
-                self.free(record.owner, record.num_bytes)
+                self.places.add(record.owner, -1)
+                self.room.add(record.owner, -record.num_bytes)
 
     async def discard(self, owner: str, file_id: str, num_bytes: int) -> None:
         """Remove the content of a file that is not shown, and its record if there is one. Raises OSError."""
         try:
             await self.threads.run(self._unlink, file_id)
         finally:  # a content that is left is removed at the next start
-            self.free(owner, num_bytes)
+            self.room.add(owner, -num_bytes)
 
     async def delete_old(self, used: Callable[[], Collection[str]]) -> None:
         """Delete the files beyond their age that no unfinished batch uses."""

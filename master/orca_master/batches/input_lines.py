@@ -5,7 +5,6 @@ Each line is `{"custom_id", "method": "POST", "url", "body"}` (https://platform.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from dataclasses import dataclass
@@ -44,8 +43,8 @@ class InvalidLine:
 class InputLines:
     """The lines of the file at `path` for the route `endpoint`. A context manager; entry raises OSError.
 
-    Several tasks may call `next`. A line of more than `max_bytes` is invalid and not read as a whole; one of more than
-    `most_choices` is invalid, too.
+    One task at a time calls `next`. A line of more than `max_bytes` is invalid and not read as a whole; one of more
+    than `most_choices` is invalid, too.
     """
 
     def __init__(self, path: Path, endpoint: str, max_bytes: int, most_choices: int, threads: DiskThreads) -> None:
@@ -55,7 +54,6 @@ class InputLines:
         self._number = 0
         self._seen: set[bytes] = set()
         """Digests of the `custom_id` of earlier lines."""
-        self._turn = asyncio.Lock()
 
     def __enter__(self) -> InputLines:
         self._file = self._path.open("rb")
@@ -66,8 +64,7 @@ class InputLines:
 
     async def next(self) -> BatchLine | InvalidLine | None:
         """Return the next line, None at the end of the file. Raises OSError."""
-        async with self._turn:
-            return await self._threads.run(self._next)
+        return await self._threads.run(self._next)
 
     def _next(self) -> BatchLine | InvalidLine | None:
         line = self._read()

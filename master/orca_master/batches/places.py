@@ -9,7 +9,6 @@ class Places:
     """`count` places, `num_taken` of which are taken."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
         self.num_taken = 0
         self._free = asyncio.Semaphore(count)
         self._turn = asyncio.Lock()
@@ -17,7 +16,7 @@ class Places:
     async def take(self, count: int) -> None:
         """Wait for `count` places, at most as many as there are; the caller gives them back, unless cancelled here."""
         async with self._turn:
-            num_missing = count
+            num_missing = count  # InputLines refuses a line of more choices than there are places
             try:
                 while num_missing:
                     await self._free.acquire()

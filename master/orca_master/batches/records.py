@@ -5,7 +5,6 @@ https://platform.openai.com/docs/api-reference/files/object, https://platform.op
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
@@ -13,10 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-FILE_ID = re.compile(r"file-[0-9a-f]{32}")
-BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
-FileId = Annotated[str, Field(pattern=rf"^{FILE_ID.pattern}$")]
-BatchId = Annotated[str, Field(pattern=rf"^{BATCH_ID.pattern}$")]
+FileId = Annotated[str, Field(pattern=r"^file-[0-9a-f]{32}$")]
+BatchId = Annotated[str, Field(pattern=r"^batch_[0-9a-f]{32}$")]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled"]
 TIMES = (
     "in_progress_at",

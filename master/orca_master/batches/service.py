@@ -37,7 +37,7 @@ class Batches:
         unfinished = self.batches.unfinished
         self.files.open({name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)})
         for batch in unfinished:
-            self.files.add_promise(batch.owner, FILES_PER_BATCH)
+            self.files.places.add(batch.owner, FILES_PER_BATCH)
 
     def start(self) -> None:
         """Begin to answer batches, those of an earlier master included."""
@@ -58,11 +58,11 @@ class Batches:
     async def create(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
         """Store a new batch and begin it; raise RequestError at a limit, OSError if it cannot be stored."""
         batch = self.batches.new(owner, endpoint, file, metadata)
-        self.files.promise(owner, FILES_PER_BATCH)
+        self.files.places.take(owner, FILES_PER_BATCH)
         try:
             await self.batches.create(batch)
         except BaseException:
-            self.files.add_promise(owner, -FILES_PER_BATCH)
+            self.files.places.add(owner, -FILES_PER_BATCH)
             raise
         self.runner.wake()
         return batch

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 
+from orca_master.errors import RequestError
+
 
 class Shares:
-    """At most `most` of all keys and half of it, rounded up, of one key. Without keys the owner is "" and has all."""
+    """At most `most` of all keys and half of it, rounded up, of one key. Without keys the owner is "" and has all.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    `refusal`: the message of the RequestError beyond a bound.
+    """
+
+    def __init__(self, most: int, refusal: str) -> None:
+        self._most, self._refusal = most, refusal
         self.total = 0
         self._of: Counter[str] = Counter()
 
-    def fits(self, owner: str, count: int) -> bool:
-        """Return True if a key may have so many more."""
-        return self.total + count <= self.most and (not owner or self._of[owner] + count <= -(-self.most // 2))
+    def take(self, owner: str, count: int) -> None:
+        """Count what a key has more; raise RequestError, and count nothing, beyond a bound."""
+        if self.total + count > self._most or (owner and self._of[owner] + count > -(-self._most // 2)):
+            raise RequestError(self._refusal)
+        self.add(owner, count)
 
     def add(self, owner: str, count: int) -> None:
         """Count what a key has more, or less; not bounded."""

@@ -47,7 +47,7 @@ class Upload:
             raise FileTooLargeError(
                 f"file: it exceeds {self._config.max_file_bytes} bytes (--max-batch-file-bytes): send several"
             )
-        self._files.take(self._owner, len(data))
+        self._files.room.take(self._owner, len(data))
         self._num_bytes += len(data)
         await self._files.threads.run(self._write, data)
 

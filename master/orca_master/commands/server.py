@@ -169,7 +169,7 @@ async def _batches(endpoint: Endpoint, metrics: Metrics, restarted: bool) -> Asy
             logger.error("%s: batches are off, serving goes on", error)
             yield None
             return
-        metrics.watch_batches(lambda: batches.num_unfinished, lambda: batches.files.num_bytes)
+        metrics.watch_batches(lambda: batches.num_unfinished, lambda: batches.files.room.total)
         yield batches
 
 
