@@ -26,7 +26,7 @@ from orca_bench.open_loop import measure
 from orca_bench.random_models import save_model
 from orca_bench.rounds import ratio
 from orca_bench.servers import serve, split, unwind_on_sigterm
-from orca_bench.traces import TracedRequest, random_tokens
+from orca_bench.traces import random_tokens, shared_prefixes
 
 POSITIONS = 4096
 OWN = 20
@@ -39,17 +39,6 @@ def first_token(url: str, prompt: list[int]) -> float:
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=300)
     answer.raise_for_status()
     return time.perf_counter() - begin
-
-
-def trace(seed: int, count: int, prefix_length: int) -> list[TracedRequest]:
-    """Return requests of three groups, each with a common prefix."""
-    source = random.Random(f"shared {seed}")
-    prefixes = [random_tokens(source, prefix_length) for _ in range(3)]
-    requests = []
-    for number in range(count):
-        prompt = (*prefixes[number % 3], *random_tokens(source, source.randint(16, 128)))
-        requests.append(TracedRequest(0.0, prompt, len(prompt), source.randint(1, 64)))
-    return requests
 
 
 def main() -> None:
@@ -78,7 +67,7 @@ def main() -> None:
             laters.append(
                 statistics.median(first_token(with_cache, prefix + random_tokens(source, OWN)) for _ in range(3))
             )
-            requests = trace(number, arguments.requests, arguments.prefix // 4)
+            requests = shared_prefixes(arguments.requests, number, arguments.prefix // 4)
             rates.append(measure(with_cache, model.name, requests)["output_throughput"])
             plain.append(measure(without, model.name, requests)["output_throughput"])
         print(

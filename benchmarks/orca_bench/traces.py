@@ -54,6 +54,20 @@ def synthetic(name: str, count: int, seed: int, lengths: tuple[int, int] = (32, 
     return requests
 
 
+def shared_prefixes(count: int, seed: int, prefix_length: int) -> list[TracedRequest]:
+    """Return requests without arrivals of three groups, each with a common prefix, then U(16, 128) tokens of their own.
+
+    Output lengths are U(1, 64).
+    """
+    source = random.Random(f"shared {seed}")
+    prefixes = [random_tokens(source, prefix_length) for _ in range(3)]
+    requests = []
+    for number in range(count):
+        prompt = (*prefixes[number % 3], *random_tokens(source, source.randint(16, 128)))
+        requests.append(TracedRequest(0.0, prompt, len(prompt), source.randint(1, 64)))
+    return requests
+
+
 def shortened(requests: Sequence[TracedRequest], scale: float) -> list[TracedRequest]:
     """Return the requests with input and output lengths scaled by `scale`, at least one token each."""
     scaled = []

@@ -16,13 +16,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gguf_file import write_gguf
-from protocol import Job, serve
+from protocol import Job, Run, serve
 
 BATCH, MICRO_BATCH = 2048, 512
 """llama.cpp's defaults of the tokens in an iteration and in one pass through the layers."""
@@ -40,7 +39,7 @@ class Sequence:
     left: int
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve."""
     sys.path.pop(0)  # this file has the same name as the package
     import llama_cpp
@@ -72,17 +71,17 @@ class Batches:
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self._memory = llama_cpp.llama_get_memory(context)
 
-    def run(self) -> list[int]:
+    def run(self, prompts: list[list[int]]) -> list[int]:
         """Generate all requests; return the number of tokens of each."""
         job = self._job
-        waiting = deque(range(len(job.prompts)))
+        waiting = deque(range(len(prompts)))
         running: dict[int, Sequence] = {}
-        lengths = [0] * len(job.prompts)
+        lengths = [0] * len(prompts)
         while waiting or running:
             for slot in range(job.batch_size):
                 if waiting and slot not in running:
                     request = waiting.popleft()
-                    running[slot] = Sequence(request, job.prompts[request], 0, job.outputs[request])
+                    running[slot] = Sequence(request, prompts[request], 0, job.outputs[request])
             for slot, row in self._iterate(running):
                 sequence = running[slot]
                 sequence.pending = [self._most_likely(row)]

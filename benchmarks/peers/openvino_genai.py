@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from protocol import Job, serve
+from protocol import Job, Run, serve
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
 WEIGHT_FORMAT = {"none": "fp32", "int8": "int8", "int4": "int4"}
 """fp32: the weights are converted to the precision of the model when it is loaded."""
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve."""
     sys.path.pop(0)  # this file has the same name as the package
     import openvino
@@ -36,17 +35,17 @@ def load(job: Job) -> Callable[[], list[int]]:
         subprocess.run([*command, *options, str(exported)], check=True, stdout=sys.stderr)
     scheduler = SchedulerConfig()
     scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.cache_size = job.batch_size, 2048, 2
-    scheduler.enable_prefix_caching = False
+    scheduler.enable_prefix_caching = job.prefix_caching
     precision = PRECISION[job.dtype]
     properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": job.threads}
     properties |= {"KV_CACHE_PRECISION": "u8" if job.cache == "int8" else precision}
     pipeline = ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
     started = 0
 
-    def run() -> list[int]:
+    def run(prompts: list[list[int]]) -> list[int]:
         nonlocal started
         handles = []
-        for prompt, count in zip(job.prompts, job.outputs, strict=True):
+        for prompt, count in zip(prompts, job.outputs, strict=True):
             config = GenerationConfig()
             config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
             handles.append(pipeline.add_request(started, openvino.Tensor([prompt]), config))

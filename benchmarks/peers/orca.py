@@ -5,23 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from protocol import Job, serve
+from protocol import Job, Run, serve
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve."""
     from orca_master.engine.config import EngineConfig
     from orca_master.llm import LLM, SamplingParams
 
-    # Each round repeats the prompts. Revisions before the prefix cache have no such option.
-    options = {"prefix_caching": False} if "prefix_caching" in EngineConfig.__dataclass_fields__ else {}
+    # Without prefix caching each run repeats the prompts. Earlier revisions have no such option.
+    options = {"prefix_caching": job.prefix_caching} if "prefix_caching" in EngineConfig.__dataclass_fields__ else {}
     if (job.weights, job.cache) != ("none", "auto"):  # earlier revisions have no such options
         options |= {"quantization": job.weights, "kv_cache_dtype": job.cache}
     llm = LLM(str(job.model), dtype=job.dtype, device=job.device, max_batch_size=job.batch_size, **options)
     sampling = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in job.outputs]
-    return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(job.prompts, sampling)]
+    return lambda prompts: [len(output.outputs[0].token_ids) for output in llm.generate(prompts, sampling)]
 
 
 if __name__ == "__main__":

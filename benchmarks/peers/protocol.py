@@ -20,7 +20,9 @@ class Job:
     """A job: all `prompts` (token ids) arrive at once; request i generates exactly `outputs[i]` tokens, greedily.
 
     `weights`: none (type `dtype`), int8 or int4. `cache`: auto (type `dtype`) or int8. `compiled`: whether the model is
-    compiled by torch.compile. A peer reads those of the three that it has settings for (orca_bench.peer_settings).
+    compiled by torch.compile. `prefix_caching`: whether prompts share the keys and values of equal beginnings; each run
+    has other tokens then, in prompts of the same lengths that share as much. A peer reads those of the four that it has
+    settings for (orca_bench.peer_settings).
     """
 
     model: Path
@@ -33,10 +35,23 @@ class Job:
     weights: str = "none"
     cache: str = "auto"
     compiled: bool = False
+    prefix_caching: bool = False
+
+    def prompts_of(self, number: int) -> list[list[int]]:
+        """Return the prompts of a run, counted from 0."""
+        if not self.prefix_caching:
+            return self.prompts
+        # Prompts of random tokens (orca_bench.traces.random_tokens): a multiple of the step is never their whole range.
+        first, step, span = 10, 37, 991
+        return [[first + (token - first + step * number) % span for token in prompt] for prompt in self.prompts]
 
 
-def serve(load: Callable[[Job], Callable[[], list[int]]]) -> None:
-    """Call `load` with the job, then its result for each `run`, which returns the generated tokens per request."""
+Run = Callable[[list[list[int]]], list[int]]
+"""Generates the outputs of prompts; returns the number of generated tokens of each request."""
+
+
+def serve(load: Callable[[Job], Run]) -> None:
+    """Call `load` with the job, then its result for each line `run`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", type=Path, help="JSON with the fields of Job")
     fields = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
@@ -45,11 +60,12 @@ def serve(load: Callable[[Job], Callable[[], list[int]]]) -> None:
     os.dup2(2, 1)  # libraries and their processes print to standard output
     run = load(job)
     print("ready", file=replies, flush=True)
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         if line.strip() != "run":
             break
+        prompts = job.prompts_of(number)
         begin = time.perf_counter()
-        lengths = run()
+        lengths = run(prompts)
         seconds = time.perf_counter() - begin
         if lengths != job.outputs:
             sys.exit(f"generated {sum(lengths)} tokens, expected {sum(job.outputs)}")

@@ -3,6 +3,7 @@
     python benchmarks/peers/run.py --output result.json
     python benchmarks/peers/run.py --peers all --dtypes bfloat16    # every setting of orca_bench.peer_settings
     python benchmarks/peers/run.py --peers orca --before main~20    # the same engine at two commits
+    python benchmarks/peers/run.py --shared-prefix 500    # caches of prefixes are on, in engines that have one
 
 Each engine has its own virtual environment (environments.py); an engine whose environment cannot be made is named in
 one line and left out. A cell is a number of threads, a type of the activations, a quantisation of the weights, and a
@@ -33,7 +34,7 @@ from orca_bench.peer_settings import ALL, DEFAULT, SETTINGS, WEIGHTS, Setting, c
 from orca_bench.peer_table import Column, ratios, table
 from orca_bench.random_models import save_model
 from orca_bench.servers import unwind_on_sigterm
-from orca_bench.traces import TracedRequest, synthetic
+from orca_bench.traces import TracedRequest, shared_prefixes, synthetic
 from process import Peer
 
 
@@ -102,9 +103,16 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     return plan
 
 
+def trace_of(arguments: argparse.Namespace) -> list[TracedRequest]:
+    """Return the requests of a run."""
+    if arguments.shared_prefix:
+        return shared_prefixes(arguments.requests, arguments.seed, arguments.shared_prefix)
+    return synthetic("paper", arguments.requests, arguments.seed)
+
+
 def measure(arguments: argparse.Namespace, plan: Plan, cell: Cell, folder: Path) -> dict[str, Any]:
     """Run one cell of the table."""
-    trace = synthetic("paper", arguments.requests, arguments.seed)
+    trace = trace_of(arguments)
     cores = set(sorted(os.sched_getaffinity(0))[-cell.threads :])
     tokens = sum(request.output_length for request in trace)
     settings = [setting for setting in plan.settings if setting.weights == cell.weights]
@@ -148,7 +156,7 @@ def _write_job(
     job.write_text(json.dumps({
         "model": str(folder / arguments.model), "dtype": cell.dtype, "batch_size": cell.batch_size,
         "threads": cell.threads, "device": arguments.device, "weights": setting.weights, "cache": setting.cache,
-        "compiled": setting.compiled,
+        "compiled": setting.compiled, "prefix_caching": arguments.shared_prefix > 0,
         "prompts": [request.prompt for request in trace], "outputs": [request.output_length for request in trace],
     }))  # fmt: skip
     return job
@@ -164,7 +172,7 @@ def _engine(setting: Setting) -> str:
 
 
 def _floors(arguments: argparse.Namespace, cell: Cell, trace: list[TracedRequest], tokens: int) -> dict[str, float]:
-    if cell.weights != "none":
+    if cell.weights != "none" or arguments.shared_prefix:
         return {}
     torch.set_num_threads(cell.threads)
     plain, with_products = floor_seconds(trace, cell.batch_size, cell.dtype, arguments.device)
@@ -234,6 +242,13 @@ def main() -> None:
         default=[],
         metavar="REVISION",
         help="also compare ORCA at these commits",
+    )
+    parser.add_argument(
+        "--shared-prefix",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="the trace of prefix_caching.py, with prefixes of TOKENS tokens that are new in each round",
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only supported by orca and transformers"

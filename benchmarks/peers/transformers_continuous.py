@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from protocol import Job, serve
+from protocol import Job, Run, serve
 
 RESULT_SECONDS = 120.0
 """Timeout of one request; the manager's thread does not report its own failures."""
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve."""
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -30,11 +28,11 @@ def load(job: Job) -> Callable[[], list[int]]:
         max_requests_per_batch=job.batch_size,
     )
 
-    def run() -> list[int]:
+    def run(prompts: list[list[int]]) -> list[int]:
         with model.continuous_batching_context_manager(
             generation_config=generation, continuous_batching_config=batching, timeout=5, warmup=False
         ) as manager:
-            for index, (prompt, output) in enumerate(zip(job.prompts, job.outputs, strict=True)):
+            for index, (prompt, output) in enumerate(zip(prompts, job.outputs, strict=True)):
                 manager.add_request(prompt, request_id=str(index), max_new_tokens=output)
             lengths = [0] * len(job.outputs)
             while not all(lengths):

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from protocol import Job, serve
+from protocol import Job, Run, serve
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -20,12 +18,12 @@ def load(job: Job) -> Callable[[], list[int]]:
     model.generation_config.eos_token_id = None
 
     @torch.inference_mode()
-    def run() -> list[int]:
-        for first in range(0, len(job.prompts), job.batch_size):
-            prompts, outputs = (part[first : first + job.batch_size] for part in (job.prompts, job.outputs))
-            longest = max(map(len, prompts))
-            ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    def run(prompts: list[list[int]]) -> list[int]:
+        for first in range(0, len(prompts), job.batch_size):
+            batch, outputs = (part[first : first + job.batch_size] for part in (prompts, job.outputs))
+            longest = max(map(len, batch))
+            ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
             ids, mask = ids.to(job.device), mask.to(job.device)
             model.generate(ids, attention_mask=mask, max_new_tokens=max(outputs), do_sample=False, pad_token_id=0)
         return job.outputs  # tokens after a request's own length are discarded

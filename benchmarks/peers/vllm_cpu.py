@@ -12,12 +12,11 @@ size (`-dp`) is recommended for several NUMA nodes and not used here. The preloa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
-from protocol import Job, serve
+from protocol import Job, Run, serve
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
@@ -25,13 +24,17 @@ def load(job: Job) -> Callable[[], list[int]]:
 
     llm = LLM(
         str(job.model), dtype=job.dtype, max_num_seqs=job.batch_size, skip_tokenizer_init=True,
-        enforce_eager=not job.compiled, enable_prefix_caching=False, max_model_len=1024,
+        enforce_eager=not job.compiled, enable_prefix_caching=job.prefix_caching, max_model_len=1024,
     )  # fmt: skip
-    prompts = [{"prompt_token_ids": prompt} for prompt in job.prompts]
     sampling = [
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False) for count in job.outputs
     ]
-    return lambda: [len(output.outputs[0].token_ids) for output in llm.generate(prompts, sampling, use_tqdm=False)]
+
+    def run(prompts: list[list[int]]) -> list[int]:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return [len(output.outputs[0].token_ids) for output in llm.generate(inputs, sampling, use_tqdm=False)]
+
+    return run
 
 
 if __name__ == "__main__":

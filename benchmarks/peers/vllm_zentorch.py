@@ -11,15 +11,14 @@ The environment variables are those that AMD's manual recommends for vLLM beside
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
-from protocol import Job, serve
+from protocol import Job, Run, serve
 from vllm_cpu import load as load_vllm
 
 RECOMMENDED = {"TORCHINDUCTOR_FREEZING": "1", "VLLM_USE_AOT_COMPILE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 
-def load(job: Job) -> Callable[[], list[int]]:
+def load(job: Job) -> Run:
     """See protocol.serve. Ends with an error if vLLM would not use zentorch, because the column would be vLLM's own."""
     os.environ.update(RECOMMENDED)
     from vllm.platforms import current_platform

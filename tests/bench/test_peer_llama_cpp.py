@@ -58,8 +58,8 @@ def test_each_request_gets_its_tokens(monkeypatch, prompts, outputs, size):
         job = module.Job(Path("m"), "float32", size, 1, "cpu", prompts, outputs)
         batches = module.Batches(library, None, 10, job)
         monkeypatch.setattr(batches, "_most_likely", lambda row: SAMPLED)
-        assert batches.run() == outputs
-        assert batches.run() == outputs
+        assert batches.run(prompts) == outputs
+        assert batches.run(prompts) == outputs
         limit = module.BATCH
     expected = [[*prompt, *[SAMPLED] * (count - 1)] for prompt, count in zip(prompts, outputs, strict=True)]
     assert sorted(library.finished) == sorted(2 * expected)
@@ -76,7 +76,7 @@ def test_answers_come_before_prompts(monkeypatch):
         job = module.Job(Path("m"), "float32", 2, 1, "cpu", [[1] * 5, [2, 3], [4] * 3000], [1, 5, 1])
         batches = module.Batches(library, None, 10, job)
         monkeypatch.setattr(batches, "_most_likely", lambda row: SAMPLED)
-        batches.run()
+        batches.run(job.prompts)
     second, third = library.batches[1], library.batches[2]
     assert second[0][:3] == (1, 2, SAMPLED)
     assert len(second) == 2048

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from orca_bench.traces import FIRST_TOKEN_ID, LAST_TOKEN_ID
 from support.peer_programs import peer_program
 
 SECONDS = {"orca": 1.0, "orca:int8": 0.5, "vllm_cpu": 2.0, "vllm_cpu:preload": 3.0, "llama_cpp:q8_0": 1.0}
@@ -51,7 +53,15 @@ def run(monkeypatch):
 
 def arguments(*peers):
     return Namespace(
-        peers=peers, before=[], environments="/envs", requests=3, seed=0, rounds=3, model="gpt2", device="cpu"
+        peers=peers,
+        before=[],
+        environments="/envs",
+        requests=3,
+        seed=0,
+        rounds=3,
+        model="gpt2",
+        device="cpu",
+        shared_prefix=0,
     )
 
 
@@ -95,3 +105,30 @@ def test_quantised_weights_are_a_cell_of_their_own_with_orcas(run, tmp_path, cap
     assert written["llama_cpp:q8_0"]["reference"] == "orca:int8"
     assert "floor" not in written, "its bytes are those of unquantised weights"
     assert "float32, int8 weights batch 8 threads 1: llama_cpp:q8_0" in capsys.readouterr().out
+
+
+def test_prefixes_are_shared_and_new_in_each_run(run, tmp_path):
+    given = arguments("vllm_cpu")
+    given.shared_prefix = 40
+    plan, cell = run.prepare(given), run.Cell(1, "float32", "none", 8)
+    assert "floor" not in run.measure(given, plan, cell, tmp_path), "it counts the work without a cache"
+    fields = json.loads((tmp_path / "job.json").read_text())
+    with peer_program("protocol") as protocol:
+        job = protocol.Job(**fields)
+    assert job.prefix_caching
+    rounds = [job.prompts_of(number) for number in range(3)]
+    assert rounds[0] == job.prompts
+    for prompts in rounds:
+        assert list(map(len, prompts)) == list(map(len, job.prompts))
+        assert len({tuple(prompt[:40]) for prompt in prompts}) == 3
+        assert all(FIRST_TOKEN_ID <= token <= LAST_TOKEN_ID for prompt in prompts for token in prompt)
+    assert len({tuple(prompt[:40]) for prompts in rounds for prompt in prompts}) == 9
+
+
+def test_without_a_shared_prefix_each_run_repeats_the_prompts(run, tmp_path):
+    given = arguments("vllm_cpu")
+    run.measure(given, run.prepare(given), run.Cell(1, "float32", "none", 8), tmp_path)
+    with peer_program("protocol") as protocol:
+        job = protocol.Job(**json.loads((tmp_path / "job.json").read_text()))
+    assert not job.prefix_caching
+    assert job.prompts_of(2) == job.prompts
