@@ -70,7 +70,7 @@ def test_five_minutes_of_overload_at_the_default_and_at_a_short_bound(name):
     assert p99(3.0, 2 * before) <= 2.5 * before
 
 
-@pytest.mark.parametrize("most", [2000, 32_000])
+@pytest.mark.parametrize("most", [pytest.param(2000, marks=pytest.mark.exhaustive), 32_000])
 def test_when_the_mixture_changes_the_bound_still_holds(most):
     """Five minutes of chat that uses a part of its maximum; then completions that use all, at twice the capacity."""
     chat = Mix((20, 200), (most, most), (100 / most, 300 / most))
@@ -86,7 +86,7 @@ def test_when_the_mixture_changes_the_bound_still_holds(most):
     assert 50.0 < waits[int(0.99 * len(waits))] <= 1.2 * (60.0 + before[int(0.99 * len(before))])
 
 
-@pytest.mark.parametrize("most", [1000, 8000, 32_000])
+@pytest.mark.parametrize("most", [1000, pytest.param(8000, marks=pytest.mark.exhaustive), 32_000])
 @pytest.mark.parametrize(("number", "are_refused"), [(64, False), (128, False), (512, True)])
 def test_a_burst_at_an_idle_server_is_refused_only_if_it_would_wait(most, number, are_refused):
     """50 requests per second without `max_tokens`, before any answer has ended. Retry-After is near the truth."""
