@@ -13,23 +13,26 @@ import asyncio
 import contextlib
 import gc
 import math
+import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from orca_contract.model_choices import (
+    MAX_NAME_LENGTH,
     Backend,
     Device,
     Dtype,
     KvCacheDtype,
     Quantization,
+    adapters_refusal,
     backend_of,
     first_refusal,
 )
-from orca_contract.topology import ModelSpec
+from orca_contract.topology import AdapterSpec, ModelSpec
 from pydantic import ValidationError
 
 from orca_master.bodies.openai_requests import CompletionRequest
@@ -111,9 +114,13 @@ class LLM:
         quantization: Quantization = "none",
         kv_cache_dtype: KvCacheDtype = "auto",
         communication_backend: Backend | None = None,
+        lora_modules: Mapping[str, str | Path] = MappingProxyType({}),
         **engine: Any,
     ) -> None:
-        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `attention_backend` …)."""
+        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `attention_backend` …).
+
+        `lora_modules`: the folders of adapters (LoRA) in PEFT's format, by the names that `generate` takes.
+        """
         # A program submits all its prompts at once, and has no other server to try.
         engine_config = EngineConfig(**{"max_expected_wait": math.inf, **engine})
         path, backend = Path(model).resolve(), communication_backend or backend_of(device)
@@ -127,10 +134,9 @@ class LLM:
             attention_backend=engine_config.attention_backend,
         ):
             raise ConfigurationError(refusal)
-        check(
-            model_command(path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device),
-            text_command(path, None),
-        )
+        adapters = _adapters(lora_modules, path.name)
+        sizes = pipeline_parallel_size, tensor_parallel_size, max_model_len
+        check(model_command(path, *sizes, quantization, device, adapters), text_command(path, None))
         self._stack = contextlib.ExitStack()
         try:
             self._loop = asyncio.new_event_loop()
@@ -151,6 +157,7 @@ class LLM:
                 max_model_len=max_model_len,
                 quantization=quantization,
                 kv_cache_dtype=kv_cache_dtype,
+                adapters=[AdapterSpec(name=name, path=str(folder)) for name, folder in adapters.items()],
             )
             topology = local_topology(
                 spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
@@ -158,7 +165,7 @@ class LLM:
             codec = TextCodec(path)
 
             async def make() -> tuple[EngineThread, Endpoint]:
-                config = EndpointConfig(model_names=(path.name,))
+                config = EndpointConfig(model_names=(path.name,), adapters=tuple(adapters))
                 thread = make_engine(topology, engine_config, Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
@@ -175,11 +182,16 @@ class LLM:
         self,
         prompts: str | Sequence[str | list[int]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        model: str | None = None,
     ) -> list[RequestOutput]:
         """Return one output per prompt (text or token ids), in order; raise RequestError.
 
-        `sampling` applies to all prompts, or is a sequence with one entry per prompt.
+        `sampling` applies to all prompts, or is a sequence with one entry per prompt. `model`: name of the adapter for
+        all prompts, or of the model's folder; None: the model.
         """
+        names = (*self._endpoint.config.model_names, *self._endpoint.config.adapters)
+        if model is not None and model not in names:
+            raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
         prompt_list: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
         given = sampling or SamplingParams()
         parameters = [given] * len(prompt_list) if isinstance(given, SamplingParams) else list(given)
@@ -187,7 +199,7 @@ class LLM:
             raise RequestError(f"sampling: {len(parameters)} for {len(prompt_list)} prompts", "sampling")
         prepare, encode = self._endpoint.generator.prepare, self._endpoint.codec.encode
         tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompt_list]
-        bodies = [_checked(sampling) for sampling in parameters]
+        bodies = [_checked(sampling, model) for sampling in parameters]
         generations = [
             prepare("llm", body, [prompt], body.max_tokens, None) for body, prompt in zip(bodies, tokens, strict=True)
         ]
@@ -223,12 +235,25 @@ class LLM:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _checked(sampling: SamplingParams) -> CompletionRequest:
+def _adapters(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[str, Path]:
+    """Return the absolute folders of adapters by name; raise ConfigurationError for a name."""
+    for name in lora_modules:
+        if not 1 <= len(name) <= MAX_NAME_LENGTH or "=" in name:
+            raise ConfigurationError(
+                f"lora_modules: {name[:80]!r} is no name of 1 to {MAX_NAME_LENGTH} characters without ="
+            )
+    if refusal := adapters_refusal([model_name], list(lora_modules)):
+        raise ConfigurationError(f"lora_modules: {refusal}")
+    # Follows no links: the check of the files refuses a cycle of them.
+    return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
+
+
+def _checked(sampling: SamplingParams, model: str | None) -> CompletionRequest:
     """Return a request body with the parameters, checked like a request over HTTP; raise RequestError."""
     values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
     values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     try:
-        return CompletionRequest(prompt=[0], **values)
+        return CompletionRequest(prompt=[0], model=model, **values)
     except ValidationError as error:
         raise described(error.errors()) from error
 

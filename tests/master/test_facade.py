@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import orca
 import orca_master
@@ -31,6 +32,27 @@ def test_a_choice_of_attention_needs_a_gpu():
 def test_a_misspelt_option_is_refused_before_anything_is_read():
     with pytest.raises(TypeError, match="max_batchsize"):
         orca.LLM("/nowhere", max_batchsize=4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({"": "x"}, "'' is no name of 1 to 256 characters without ="),
+        ({"a" * 257: "x"}, f"'{'a' * 80}' is no name"),
+        ({"a=b": "x"}, "'a=b' is no name"),
+        ({"nowhere": "x"}, "'nowhere' is also the name of the model or of another adapter"),
+        ({f"{number}": "x" for number in range(65)}, "65 adapters, at most 64 are possible"),
+    ],
+)
+def test_names_of_adapters_are_checked_before_anything_is_read(modules, message):
+    with pytest.raises(ConfigurationError, match=f"^lora_modules: {message}"):
+        orca.LLM("/nowhere", lora_modules=modules)
+
+
+def test_an_adapter_that_cannot_be_read_is_refused_by_its_name(tmp_path):
+    model = Path(__file__).parents[2] / "examples" / "demo-model"
+    with pytest.raises(ConfigurationError, match=r"^adapter sql: .*adapter_config\.json: No such file"):
+        orca.LLM(model, lora_modules={"sql": tmp_path})
 
 
 def test_the_import_alone_loads_no_engine():

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from orca import LLM
-from orca_master.errors import ConfigurationError
-from support.checkpoints import with_tokenizer
+from orca import LLM, SamplingParams
+from orca_master.errors import ConfigurationError, RequestError
+from support.checkpoints import make_model, make_prompts, reference, with_tokenizer
+from support.lora import ALL, make_adapter
 from support.served import descendants
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,23 @@ def test_llm_generates_what_transformers_generates(checkpoint, references, tmp_p
     assert (counts, index) == ([2], 1)
     assert each == [expected[0].greedy[:1], expected[1].greedy[:3]]
     assert refusal == "top_p: Input should be less than or equal to 1"
+
+
+def test_adapters_generate_what_the_merged_models_generate(checkpoint, tmp_path):
+    variant = "llama-gqa-tied"
+    model, plain = with_tokenizer(checkpoint(variant), tmp_path), make_model(variant)
+    folders = {name: tmp_path / name for name in ("sql", "poems")}
+    merged = {name: make_adapter(folder, variant, seed, 4, ALL) for seed, (name, folder) in enumerate(folders.items())}
+    prompts = make_prompts((33, 40))
+    sampling = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with LLM(model, dtype="float32", lora_modules=folders) as llm:
+        for name, expected in {None: plain, model.name: plain, **merged}.items():
+            outputs = llm.generate([list(prompt) for prompt in prompts], sampling, model=name)
+            tokens = [output.outputs[0].token_ids for output in outputs]
+            assert tokens == [reference(expected, prompt, 8).greedy for prompt in prompts]
+        refusal = r"^model: 'other' is not loaded, choose from 'llama-gqa-tied', 'sql', 'poems'$"
+        with pytest.raises(RequestError, match=refusal):
+            llm.generate("x", model="other")
 
 
 AHEAD = """
