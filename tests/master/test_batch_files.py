@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from orca_master.commands.batch_files import AnswerFile, BatchAnswer, BatchRequest, read_requests
+from orca_master.commands.batch_files import ROUTES, AnswerFile, BatchAnswer, BatchRequest, read_requests
 from orca_master.errors import ConfigurationError
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -25,7 +25,7 @@ def test_requests_come_in_the_order_of_their_lines(tmp_path):
         ({"custom_id": ""}, "custom_id: a string that is not empty"),
         ({"custom_id": "first"}, "custom_id: 'first' is that of an earlier line"),
         ({"method": "GET"}, 'method: "POST" is expected'),
-        ({"url": "/v1/embeddings"}, "url: one of /v1/chat/completions, "),
+        ({"url": "/v1/moderations"}, "url: one of /v1/chat/completions, "),
         ({"url": ["/v1/completions"]}, "url: one of /v1/chat/completions, "),
         ({"body": "x"}, "body: an object is expected"),
         ({"body": {"stream": True}}, "body.stream: answers of a batch are not streamed"),
@@ -38,6 +38,13 @@ def test_an_invalid_line_is_named_by_its_number_and_field(tmp_path, change, word
     with pytest.raises(ConfigurationError) as refusal:
         list(read_requests(path))
     assert str(refusal.value).startswith(f"{path}: line 3: {words}")
+
+
+@pytest.mark.parametrize("url", ROUTES)
+def test_a_line_goes_to_any_of_the_routes(tmp_path, url):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(LINE | {"url": url}))
+    assert [request.url for request in read_requests(path)] == [url]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1]", b"[" * 100_000, b"\xff"])

@@ -211,7 +211,7 @@ def test_invalid_forms_are_refused(server, headers, content, message):
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"output_expires_after": {}}, "output_expires_after"),

@@ -90,6 +90,38 @@ def test_lines_that_wait_take_no_place_of_the_queue(checkpoint, tmp_path):
         assert eventually(lambda: client.batches.retrieve(batch_id).status == "completed")
 
 
+def test_embeddings_of_batches_are_those_of_the_route(checkpoint, tmp_path):
+    """A file of embeddings as a batch of the server, and sent by `orca batch`."""
+    bodies = {
+        "text": {"input": "Once upon a time"},
+        "texts": {"input": ["Once", "upon a time", "x" * 200], "encoding_format": "base64"},
+        "ids": {"input": [[1, 2, 3], [4]], "model": NAME},
+    }
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body} for name, body in bodies.items()
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = with_tokenizer(checkpoint(NAME), tmp_path)
+    options = ("--served-model-name", NAME, "--dtype", "float32", "--batch-directory", str(tmp_path / "batches"))
+    with serve(model, *options, "--deterministic", "on") as served:
+        client = client_of(served.url)
+        file = client.files.create(file=source, purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        command = [*ORCA, "batch", str(source), str(target), "--url", served.url, "--no-progress"]
+        subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+        direct = {
+            name: httpx.post(f"{served.url}/v1/embeddings", json=body, timeout=60).json()
+            for name, body in bodies.items()
+        }
+        for text in (client.files.content(output).text, target.read_text()):
+            answers = [json.loads(line) for line in text.splitlines()]
+            assert {answer["custom_id"]: answer["response"]["body"] for answer in answers} == direct
+
+
 def test_a_folder_of_batches_and_api_processes_exclude_each_other(checkpoint, tmp_path):
     command = [*ORCA, "serve", str(checkpoint(NAME)), "--batch-directory", str(tmp_path), "--api-processes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -14,8 +14,8 @@ class BatchConfig:
     """Options of batches. Numbers of files and bytes are of all API keys together, files with answers included; one key
     has half of them at most (shares.py).
 
-    `seconds`: how long a file is kept after its creation, and a batch after its end. `concurrency`: choices of requests
-    of batches that are generated at a time.
+    `seconds`: how long a file is kept after its creation, and a batch after its end. `concurrency`: choices and
+    embeddings of requests of batches that are computed at a time.
     """
 
     folder: Path

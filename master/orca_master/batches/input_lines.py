@@ -16,13 +16,14 @@ from orca_master.batches.disk_threads import DiskThreads
 MOST_ID_CHARACTERS = 512
 """Of a `custom_id`."""
 RESPONSES = "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     """A request of a batch. `number`: of its line, from 0, without blank lines. `body`: JSON of the request.
 
-    `num_choices`: answers that are generated for it.
+    `num_choices`: answers that are generated for it, or embeddings.
     """
 
     number: int
@@ -99,7 +100,7 @@ class InputLines:
             return InvalidLine(number, custom_id, error)
         if self._endpoint == RESPONSES and fields["body"].get("store") is None:
             fields["body"]["store"] = False  # those of a batch would push out the stored responses of their key
-        return BatchLine(number, custom_id, json.dumps(fields["body"]).encode(), choices_of(fields["body"]))
+        return BatchLine(number, custom_id, json.dumps(fields["body"]).encode(), self._choices_of(fields["body"]))
 
     def _repeated(self, custom_id: str) -> str:
         """Return the error of a `custom_id` that an earlier line has, "" for a new one."""
@@ -125,19 +126,27 @@ class InputLines:
             return "body.stream: answers of a batch are not streamed: leave stream out"
         if body.get("background"):
             return "body.background: a batch waits for its answers: leave background out"
-        if (num_choices := choices_of(body)) > self._most_choices:
+        if (num_choices := self._choices_of(body)) > self._most_choices:
+            choices = "body.input: {} texts" if self._endpoint == EMBEDDINGS else "body: {} choices (prompts x n)"
             return (
-                f"body: {num_choices} choices (prompts x n) are more than the {self._most_choices} that batches "
-                "generate at a time (--batch-concurrency): send several lines"
+                f"{choices.format(num_choices)} are more than the {self._most_choices} that batches "
+                "compute at a time (--batch-concurrency): send several lines"
             )
         return ""
+
+    def _choices_of(self, body: dict[str, Any]) -> int:
+        """Return the places that a request takes."""
+        return _num_prompts(body.get("input")) if self._endpoint == EMBEDDINGS else choices_of(body)
 
 
 def choices_of(body: dict[str, Any]) -> int:
     """Return how many answers a request asks for, prompts x n, at least 1; the route refuses invalid values."""
-    prompt = body.get("prompt")
-    num_prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
-    return num_prompts * max(1, _count(body.get("n")), _count(body.get("best_of")))
+    return _num_prompts(body.get("prompt")) * max(1, _count(body.get("n")), _count(body.get("best_of")))
+
+
+def _num_prompts(prompts: object) -> int:
+    """Return the number of texts or lists of token ids, at least 1."""
+    return len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)) else 1
 
 
 def _count(value: object) -> int:

@@ -12,6 +12,6 @@ class BatchRequest(Body):
     """A batch of the requests in an uploaded file, all to one route."""
 
     input_file_id: Name
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: Metadata = {}

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from orca_master.errors import ConfigurationError
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-"""Values of `url`. OpenAI has the first three; the body is that of the route."""
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages")
+"""Values of `url`. OpenAI has the first four; the body is that of the route."""
 
 
 @dataclass(frozen=True, slots=True)

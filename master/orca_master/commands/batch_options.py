@@ -74,8 +74,8 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         type=functools.partial(positive, most=MOST_CONCURRENCY),
         metavar="N",
         default=DEFAULTS.concurrency,
-        help=f"choices (prompts x n) of batches that are generated at a time, up to {MOST_CONCURRENCY}; a line with "
-        f"more is refused ({DEFAULTS.concurrency})",
+        help="choices (prompts x n) and embeddings of batches that are computed at a time, up to "
+        f"{MOST_CONCURRENCY}; a line with more is refused ({DEFAULTS.concurrency})",
     )
 
 

@@ -105,12 +105,13 @@ def create_app(endpoint: Endpoint) -> FastAPI:
 
 
 def create_generating_app(endpoint: Endpoint) -> FastAPI:
-    """Return an application for calls within this process: the generating routes of batches, without middleware."""
+    """Return an application for calls within this process: the routes of batches, without middleware."""
     app = FastAPI(openapi_url=None)
     _add_errors(app, endpoint)
     app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
     add_chat(app, endpoint)
+    add_embeddings(app, endpoint)
     add_responses(app, endpoint)
     return app
 

@@ -1,4 +1,4 @@
-"""`BatchCalls`: sends the lines of batches through the generating routes of this process, in the class of batches.
+"""`BatchCalls`: sends the lines of batches through the routes of this process, in the class of batches.
 
 The routes validate bodies and answer errors as for any client. A second application has only these routes, without
 middleware: keys, hosts and sizes were checked when the file was sent. Its engine marks every submission as one of a
@@ -91,7 +91,8 @@ class BatchCalls:
                 raise
         body = bytes(exchange.answer)
         answer_id = ANSWER_ID.match(body)
-        request_id = answer_id[1].decode() if answer_id is not None else secrets.token_hex(16)  # errors have none
+        # Errors and embeddings have no id.
+        request_id = answer_id[1].decode() if answer_id is not None else secrets.token_hex(16)
         return LineAnswer(exchange.status, request_id, body)
 
 

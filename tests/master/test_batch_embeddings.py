@@ -1,0 +1,161 @@
+"""Lines of /v1/embeddings in a batch: their places, their class and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from orca_master.batches.input_lines import BatchLine, InvalidLine
+from orca_master.engine.config import EngineConfig
+from orca_master.engine.messages import Output, Submission
+from orca_master.scheduling.request import FinishReason, ServiceClass
+from support.batches import Server, created, ended, lines_of, play, read_input, servers, upload
+from support.fake_engine import Engine, topology
+from support.fake_engine import play as play_engine
+from support.scripted_engine import MODEL, ScriptedEngine
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+def line(custom_id: str, **body: Any) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": EMBEDDINGS, "body": body}) + "\n"
+
+
+class EmbeddingEngine(ScriptedEngine):
+    """Returns the activations 3 and 4 for each text when `gate` is set, in two parts."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        async def answer() -> None:
+            await self.gate.wait()
+            for parts, reason in (((3.0, 0.0), None), ((0.0, 4.0), FinishReason.STOP)):
+                receive(Output(submission.request_id, None, reason, pooled=array("f", parts).tobytes()))
+
+        self.submissions.append(submission)
+        self.tasks.append(asyncio.create_task(answer()))
+        return asyncio.sleep(0)
+
+
+@pytest.fixture
+def made(tmp_path) -> Server:
+    return servers(tmp_path)(EmbeddingEngine, concurrency=3)
+
+
+def test_a_line_takes_a_place_for_each_text(made):
+    """Three places: a line of two texts and one of one; a line of two waits, and one of four is refused."""
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        engine = made.scripted.engine
+        many = line("many", input=["a", "b", "c", "d"])
+        text = many + line("two", input=["a", "b"]) + line("ids", input=[1, 2, 3, 4]) + line("wait", input=[[1], [2]])
+        batch = await created(client, await upload(client, text + line("none", input=[])), EMBEDDINGS)
+        assert batch.endpoint == EMBEDDINGS
+        await made.wait_for_places(3)
+        await asyncio.sleep(0.05)
+        assert [list(entry.prompt) for entry in engine.submissions[2:]] == [[1, 2, 3, 4]]
+        engine.gate.set()
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 3, 2)
+        assert made.batches.runner.places.num_taken == 0
+        assert {(entry.service_class, entry.pooling) for entry in engine.submissions} == {(ServiceClass.BATCH, "last")}
+        assert {entry.choices for entry in engine.submissions} == {None}, "lines take no place of the queue"
+        answers = {entry["custom_id"]: entry["response"] for entry in await lines_of(client, done.output_file_id)}
+        assert {name: len(answer["body"]["data"]) for name, answer in answers.items()} == {
+            "two": 2,
+            "ids": 1,
+            "wait": 2,
+        }
+        assert len({answer["request_id"] for answer in answers.values()}) == 3
+        errors = {entry["custom_id"]: entry for entry in await lines_of(client, done.error_file_id)}
+        assert errors["many"]["error"]["message"] == (
+            "body.input: 4 texts are more than the 3 that batches compute at a time (--batch-concurrency): "
+            "send several lines"
+        )
+        assert errors["none"]["response"]["status_code"] == 400
+        assert errors["none"]["response"]["body"]["error"]["param"] == "input"
+
+    play(made, scene)
+
+
+def test_an_answer_is_that_of_the_route(made):
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        made.scripted.engine.gate.set()
+        bodies = {"float": {"input": ["a", "b"]}, "base64": {"model": MODEL, "input": "a"}}
+        text = "".join(line(name, encoding_format=name, **body) for name, body in bodies.items())
+        batch = await created(client, await upload(client, text + line("other", model="x", input="a")), EMBEDDINGS)
+        done = await ended(client, batch.id)
+        answers = {entry["custom_id"]: entry["response"] for entry in await lines_of(client, done.output_file_id)}
+        assert set(answers) == set(bodies)
+        for name, body in bodies.items():
+            direct = await client.post("/embeddings", body={"encoding_format": name} | body, cast_to=object)
+            assert answers[name]["body"] == direct
+        [refused] = await lines_of(client, done.error_file_id)
+        assert (refused["custom_id"], refused["response"]["status_code"]) == ("other", 404)
+
+    play(made, scene)
+
+
+@pytest.mark.parametrize(
+    ("body", "num_choices"),
+    [
+        ({"input": "abc"}, 1),
+        ({"input": [1, 2, 3]}, 1),
+        ({"input": ["a", "b"], "n": 7, "prompt": ["a"] * 9}, 2),
+        ({"input": [[1], [2], [3]]}, 3),
+        ({"input": ["a"] * 8}, 8),
+        ({"input": []}, 1),
+        ({"input": 7}, 1),
+        ({}, 1),
+    ],
+)
+def test_texts_are_counted_as_the_route_reads_them(tmp_path, body, num_choices):
+    (tmp_path / "in.jsonl").write_text(line("a", **body))
+    [request] = asyncio.run(read_input(tmp_path / "in.jsonl", 1000, EMBEDDINGS))
+    assert isinstance(request, BatchLine)
+    assert request.num_choices == num_choices
+
+
+def test_the_input_of_another_route_is_no_list_of_texts(tmp_path):
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"input": ["a"] * 9}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request))
+    [other] = asyncio.run(read_input(tmp_path / "in.jsonl", 1000))
+    assert isinstance(other, BatchLine)
+    [refused] = asyncio.run(read_input(tmp_path / "in.jsonl", 1000, EMBEDDINGS))
+    assert isinstance(refused, InvalidLine)
+    assert refused.message.startswith("url: /v1/embeddings is expected")
+
+
+def test_an_embedding_of_a_batch_is_admitted_while_nobody_waits_and_has_every_position_once():
+    """Prompts in chunks; the queue has room for one request, and those of the batch are not counted."""
+
+    async def scene(made: Engine) -> None:
+        for name in ("first", "second"):
+            embedding = replace(made.submission(name, tuple(range(1, 41)), 0), pooling="mean")
+            made.engine.submit(replace(embedding, service_class=ServiceClass.BATCH))
+        made.engine.submit(made.submission("interactive", (9,), 4))
+        await made.engine.start()
+        positions: dict[str, list[int]] = {"first": [], "second": []}
+        num_left = 3
+        async with asyncio.timeout(60):
+            while num_left:
+                output = await made.outputs.get()
+                if output.pooled is not None:
+                    positions[output.request_id] += map(int, array("f", output.pooled))
+                num_left -= output.finish_reason is not None
+        assert positions == {"first": list(range(40)), "second": list(range(40))}
+        admitted = [entry.request.request_id for _, batch in made.batches for entry in batch.requests if entry.admitted]
+        assert admitted == ["interactive", "first", "second"]
+
+    play_engine(
+        lambda: Engine(topology("a"), EngineConfig(max_batch_size=1, token_budget=16, max_queued_requests=1)), scene
+    )
