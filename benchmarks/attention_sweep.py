@@ -19,8 +19,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from attention_cases import Parts, library_attentions, ragged
 from orca_bench import estimates
-from orca_bench.attention_cases import Parts, library_attentions, ragged
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_contract.kv_blocks import BLOCK_SIZE

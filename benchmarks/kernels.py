@@ -24,8 +24,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
 import numpy as np
 import torch
+from attention_cases import library_attentions, ragged
 from orca_bench import estimates
-from orca_bench.attention_cases import library_attentions, ragged
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.kernels import CpuKernels
