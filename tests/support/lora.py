@@ -21,10 +21,17 @@ def make_adapter(
     folder: Path, variant: str, seed: int, rank: int, targets: tuple[str, ...], **config: Any
 ) -> torch.nn.Module:
     """Write an adapter of a variant's linear maps `targets`; return the variant with the adapter merged into it."""
+    return merge_adapter(make_model(variant), folder, seed, rank, targets, **config)
+
+
+def merge_adapter(
+    model: torch.nn.Module, folder: Path, seed: int, rank: int, targets: tuple[str, ...], **config: Any
+) -> torch.nn.Module:
+    """Write an adapter of a model's linear maps `targets`; merge it into the model, and return the model."""
     fields = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, **config}
     scale = fields["lora_alpha"] / (math.sqrt(rank) if fields.get("use_rslora") else rank)
     generator = torch.Generator().manual_seed(seed)
-    model, tensors = make_model(variant), {}
+    tensors = {}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] not in targets:
             continue
@@ -37,7 +44,7 @@ def make_adapter(
         with torch.no_grad():
             product = scale * (up @ down)
             module.weight.add_(product.t() if transposed else product)
-    assert tensors, f"{variant} has none of {targets}"
+    assert tensors, f"the model has none of {targets}"
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({**fields, "target_modules": list(targets)}))
