@@ -30,6 +30,10 @@ CONNECT_SECONDS = 4.0
 rank whose neighbour has died meanwhile can be prepared for the next epoch."""
 ALLOCATE = Bound(120.0)
 """Includes writing to the pools, so that their pages exist, and capturing the decode graphs."""
+ADAPTER_FILES_SECONDS = 60.0
+"""How long a controller may read the files of one adapter."""
+CHANGE_ADAPTERS = Bound(60.0)
+"""Removing adapters and loading one, without the files' first reading."""
 LOAD_SILENCE = Bound(300.0)
 """Between two load messages of a rank, which may wait for another process's build of the CPU kernels and then build
 them itself (BUILD_SECONDS in orca_kernels/cpu/library.py, twice)."""

@@ -47,7 +47,7 @@ class Description(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend", "adapter")
+    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend", "adapter", "runtime_adapters")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class LoadRequest(_message.Message):
     ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     partition: int
     pipeline_parallel_size: int
@@ -93,7 +94,8 @@ class LoadRequest(_message.Message):
     all_reduce: str
     attention_backend: str
     adapter: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., all_reduce: _Optional[str] = ..., attention_backend: _Optional[str] = ..., adapter: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    runtime_adapters: str
+    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., all_reduce: _Optional[str] = ..., attention_backend: _Optional[str] = ..., adapter: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., runtime_adapters: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "path")
@@ -228,6 +230,34 @@ class AllocateRequest(_message.Message):
 class Allocated(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ChangeAdaptersRequest(_message.Message):
+    __slots__ = ("epoch", "kept", "loaded")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    loaded: RuntimeAdapter
+    def __init__(self, epoch: _Optional[int] = ..., kept: _Optional[_Iterable[int]] = ..., loaded: _Optional[_Union[RuntimeAdapter, _Mapping]] = ...) -> None: ...
+
+class RuntimeAdapter(_message.Message):
+    __slots__ = ("number", "name", "path", "digest")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    path: str
+    digest: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class AdaptersChanged(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "seed", "choice", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "logprobs", "prompt_logprobs")
@@ -466,7 +496,7 @@ class ShutdownAccepted(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "unload", "ping", "number", "tensor_rank", "core")
+    __slots__ = ("load", "prepare", "form", "warmup", "allocate", "iteration", "rendezvous", "unload", "ping", "change_adapters", "number", "tensor_rank", "core")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +506,7 @@ class RankCommand(_message.Message):
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     CORE_FIELD_NUMBER: _ClassVar[int]
@@ -488,10 +519,11 @@ class RankCommand(_message.Message):
     rendezvous: RendezvousReply
     unload: UnloadRequest
     ping: PingRequest
+    change_adapters: ChangeAdaptersRequest
     number: int
     tensor_rank: int
     core: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., unload: _Optional[_Union[UnloadRequest, _Mapping]] = ..., ping: _Optional[_Union[PingRequest, _Mapping]] = ..., number: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., core: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., form: _Optional[_Union[FormRequest, _Mapping]] = ..., warmup: _Optional[_Union[WarmupRequest, _Mapping]] = ..., allocate: _Optional[_Union[AllocateRequest, _Mapping]] = ..., iteration: _Optional[bytes] = ..., rendezvous: _Optional[_Union[RendezvousReply, _Mapping]] = ..., unload: _Optional[_Union[UnloadRequest, _Mapping]] = ..., ping: _Optional[_Union[PingRequest, _Mapping]] = ..., change_adapters: _Optional[_Union[ChangeAdaptersRequest, _Mapping]] = ..., number: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., core: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ()
@@ -510,7 +542,7 @@ class Pong(_message.Message):
     def __init__(self) -> None: ...
 
 class RankReply(_message.Message):
-    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "unloaded", "pong", "number")
+    __slots__ = ("load", "prepared", "formed", "warmed_up", "allocated", "result", "timing", "fault", "rendezvous", "unloaded", "pong", "adapters_changed", "number")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +554,7 @@ class RankReply(_message.Message):
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     load: LoadProgress
     prepared: Prepared
@@ -534,5 +567,6 @@ class RankReply(_message.Message):
     rendezvous: RendezvousRequest
     unloaded: Unloaded
     pong: Pong
+    adapters_changed: AdaptersChanged
     number: int
-    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[LoadProgress, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., warmed_up: _Optional[_Union[WarmedUp, _Mapping]] = ..., allocated: _Optional[_Union[Allocated, _Mapping]] = ..., result: _Optional[_Union[IterationResult, _Mapping]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., rendezvous: _Optional[_Union[RendezvousRequest, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., adapters_changed: _Optional[_Union[AdaptersChanged, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...

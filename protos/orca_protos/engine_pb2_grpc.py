@@ -69,6 +69,11 @@ class WorkerStub:
                 request_serializer=orca__protos_dot_engine__pb2.AllocateRequest.SerializeToString,
                 response_deserializer=orca__protos_dot_engine__pb2.Allocated.FromString,
                 _registered_method=True)
+        self.ChangeAdapters = channel.unary_unary(
+                '/orca.v1.Worker/ChangeAdapters',
+                request_serializer=orca__protos_dot_engine__pb2.ChangeAdaptersRequest.SerializeToString,
+                response_deserializer=orca__protos_dot_engine__pb2.AdaptersChanged.FromString,
+                _registered_method=True)
         self.Run = channel.stream_stream(
                 '/orca.v1.Worker/Run',
                 request_serializer=orca__protos_dot_engine__pb2.Iteration.SerializeToString,
@@ -138,6 +143,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeAdapters(self, request, context):
+        """Removes adapters, and loads one, between two iterations. Refused: nothing has changed but the removals.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Run(self, request_iterator, context):
         """Hot: iterations in sequence order; each is acknowledged when this and all later partitions have queued it.
         """
@@ -196,6 +208,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Allocate,
                     request_deserializer=orca__protos_dot_engine__pb2.AllocateRequest.FromString,
                     response_serializer=orca__protos_dot_engine__pb2.Allocated.SerializeToString,
+            ),
+            'ChangeAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAdapters,
+                    request_deserializer=orca__protos_dot_engine__pb2.ChangeAdaptersRequest.FromString,
+                    response_serializer=orca__protos_dot_engine__pb2.AdaptersChanged.SerializeToString,
             ),
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
@@ -402,6 +419,33 @@ class Worker:
             '/orca.v1.Worker/Allocate',
             orca__protos_dot_engine__pb2.AllocateRequest.SerializeToString,
             orca__protos_dot_engine__pb2.Allocated.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.Worker/ChangeAdapters',
+            orca__protos_dot_engine__pb2.ChangeAdaptersRequest.SerializeToString,
+            orca__protos_dot_engine__pb2.AdaptersChanged.FromString,
             options,
             channel_credentials,
             insecure,

@@ -357,6 +357,7 @@ def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
     """As both apply them: the deadline of each call, and how long the controller waits for its ranks."""
     worker: dict[str, float] = {}
     master: dict[str, float] = {}
+    names = {"ChangeAdapters": "change_adapters"}
 
     class Ranks:
         starts = ()
@@ -380,7 +381,7 @@ def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
 
         def __getattr__(self, name: str) -> Any:
             def call(request: Any, timeout: float) -> Any:
-                master[name.lower()] = timeout
+                master[names.get(name, name.lower())] = timeout
                 return getattr(self._controller, name)(request, None)
 
             return call
@@ -394,10 +395,13 @@ def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
         await connection.form(pb.FormRequest(epoch=1, world_size=1, group_timeout_ms=300_000))
         await connection.warmup(pb.WarmupRequest(max_tokens=1, timeout_ms=300_000))
         await connection.allocate(pb.AllocateRequest(num_blocks=1))
+        controller.epoch.highest = 1
+        await connection.change_adapters(pb.ChangeAdaptersRequest(epoch=1))
         await connection.close()
 
     asyncio.run(run())
-    assert set(worker) == set(master) == {"prepare", "form", "warmup", "allocate"}
+    assert set(worker) == set(master) == {"prepare", "form", "warmup", "allocate", "change_adapters"}
+    worker["change_adapters"] += deadlines.ADAPTER_FILES_SECONDS
     for name, bound in worker.items():
         assert bound + deadlines.MARGIN_SECONDS <= master[name]
     assert worker["form"] > 300, "the ranks' own bound for each other lies below"

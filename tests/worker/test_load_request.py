@@ -42,6 +42,7 @@ def request(**fields) -> pb.LoadRequest:
             {"attention_backend": "triton"},
             "attention_backend 'triton': this worker knows auto, orca, torch, flashinfer",
         ),
+        ({"runtime_adapters": "/none"}, "--enable-runtime-adapters: the worker has no folder /none"),
         ({"attention_backend": "torch"}, "attention_backend torch: only GPUs have a choice, use auto or a GPU"),
         (
             {"attention_backend": "flashinfer"},

@@ -86,6 +86,8 @@ class Adapter:
     rank: int
     scale: float
     tensors: Mapping[str, str]
+    num_values: int
+    """Of all tensors."""
 
 
 def linear_maps(config: ModelConfig, stored: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -128,7 +130,8 @@ def read_adapter(folder: Path, maps: Mapping[str, tuple[int, int]]) -> Adapter:
                 )
     if not tensors:
         raise ModelError(f"{folder / WEIGHTS}: no weights of a linear map")
-    return Adapter(folder, file.r, file.lora_alpha / (math.sqrt(file.r) if file.use_rslora else file.r), tensors)
+    scale = file.lora_alpha / (math.sqrt(file.r) if file.use_rslora else file.r)
+    return Adapter(folder, file.r, scale, tensors, file.r * sum(sum(maps[own]) for own in tensors))
 
 
 def read_adapters(adapters: Sequence[pb.Adapter], config: ModelConfig, stored: Collection[str]) -> list[Adapter]:

@@ -2,12 +2,14 @@
 
 A linear map is computed for all rows at once, and then the low-rank product B A x of each adapter for its rows only.
 Both factors are linear maps of the kernels, so that a row's result depends on no other row where the model's does not.
+Adapters that are loaded while the model runs come to the same maps, between two iterations (changing_adapters.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ from orca_worker.adapter_files import DOWN, UP, WEIGHTS, Adapter
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.errors import ModelError
 
+LowRank = dict[int, tuple[LinearMap, LinearMap]]
+"""A and B of a map, by the number of their adapter."""
 Groups = Sequence[tuple[int, torch.Tensor]]
 """Number of each adapter that an iteration uses, and its rows, int64 on the device."""
 
@@ -67,9 +71,7 @@ class ActiveAdapters:
 class AdaptedLinear:
     """Implements `orca_kernels.interface.LinearMap`: a map of the model, and its low-rank maps by adapter."""
 
-    def __init__(
-        self, base: LinearMap, low_rank: dict[int, tuple[LinearMap, LinearMap]], active: ActiveAdapters
-    ) -> None:
+    def __init__(self, base: LinearMap, low_rank: LowRank, active: ActiveAdapters) -> None:
         self.fuses_add = base.fuses_add
         self._base = base
         self._low_rank = low_rank
@@ -103,30 +105,75 @@ class AdaptedLinear:
         return up.add(down(x), y)
 
 
-class Adapters:
-    """Reads the parts of adapters that a rank needs, and adapts the model's maps with them."""
+class _Place(NamedTuple):
+    """A map of the model: see `Adapters.adapt`."""
 
-    def __init__(self, adapters: Sequence[Adapter], kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+    maps: Sequence[tuple[str, int, slice]]
+    inputs: int
+    input_part: slice
+
+
+class Adapters:
+    """Reads the parts of adapters that a rank needs, and adapts the model's maps with them.
+
+    `adapters`: those of the start, numbered from 1. `changing`: others come and go by `add` and `remove`.
+    """
+
+    def __init__(
+        self,
+        adapters: Sequence[Adapter],
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        changing: bool = False,
+    ) -> None:
         self.active = ActiveAdapters()
         self._kernels = kernels
-        self._adapters = [
-            (adapter, Checkpoint(adapter.folder, dtype, device, lambda _: None, WEIGHTS)) for adapter in adapters
-        ]
+        self._dtype, self._device = dtype, device
+        self._changing = changing
+        self._adapted: list[tuple[_Place, LowRank]] = []
+        """Every map of the model, if adapters change."""
+        self._adapters = [(adapter, self._open(adapter)) for adapter in adapters]
 
     def adapt(
         self, base: LinearMap, maps: Sequence[tuple[str, int, slice]], inputs: int, input_part: slice
     ) -> LinearMap:
-        """Return `base` with the low-rank maps of all adapters that have one, or `base` itself.
+        """Return `base` with the low-rank maps of all adapters that have one, or `base` itself if it stays without.
 
         `maps`: for each part of the output, the module's name, its number of outputs, and which of them. `inputs`: of
         each module, of which this rank has `input_part`.
         """
-        low_rank = {}
+        place, low_rank = _Place(maps, inputs, input_part), {}
         for number, (adapter, checkpoint) in enumerate(self._adapters, 1):
-            if factors := _factors(adapter, checkpoint, maps, inputs, input_part):
-                down, up = factors
-                low_rank[number] = (self._kernels.linear(down, None), self._kernels.linear(up, None))
-        return AdaptedLinear(base, low_rank, self.active) if low_rank else base
+            if (pair := self._pair(adapter, checkpoint, place)) is not None:
+                low_rank[number] = pair
+        if self._changing:
+            self._adapted.append((place, low_rank))
+        return AdaptedLinear(base, low_rank, self.active) if low_rank or self._changing else base
+
+    def add(self, number: int, adapter: Adapter) -> None:
+        """Adapt the model's maps with one more adapter; raise ModelError, and change nothing then."""
+        checkpoint = self._open(adapter)
+        pairs = [(low_rank, self._pair(adapter, checkpoint, place)) for place, low_rank in self._adapted]
+        for low_rank, pair in pairs:
+            if pair is not None:
+                low_rank[number] = pair
+
+    def remove(self, number: int) -> None:
+        """Free the maps of an adapter that came by `add`."""
+        for _, low_rank in self._adapted:
+            low_rank.pop(number, None)
+
+    def _open(self, adapter: Adapter) -> Checkpoint:
+        return Checkpoint(adapter.folder, self._dtype, self._device, lambda _: None, WEIGHTS)
+
+    def _pair(self, adapter: Adapter, checkpoint: Checkpoint, place: _Place) -> tuple[LinearMap, LinearMap] | None:
+        """Return A and B of an adapter for one map, None if it does not change the map."""
+        factors = _factors(adapter, checkpoint, *place)
+        if factors is None:
+            return None
+        down, up = factors
+        return self._kernels.linear(down, None), self._kernels.linear(up, None)
 
 
 def _factors(

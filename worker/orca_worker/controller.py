@@ -167,6 +167,16 @@ class Controller(WorkerServicer):
                 self._starter.prepare_spare(self._ranks.starts[0])
             return pb.Allocated()
 
+    async def ChangeAdapters(self, request: pb.ChangeAdaptersRequest, context: Any) -> pb.AdaptersChanged:
+        """See engine.proto."""
+        async with self._aborting(context):
+            self.epoch.check_prepared(request.epoch)
+            if request.HasField("loaded"):
+                request.loaded.digest = await self._loader.adapter_digest(request.loaded)
+                self.epoch.check_prepared(request.epoch)  # another Prepare may have come meanwhile
+            await self._ask(pb.RankCommand(change_adapters=request), deadlines.CHANGE_ADAPTERS.worker)
+            return pb.AdaptersChanged(digest=request.loaded.digest)
+
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:
         """See engine.proto."""
         self.stopped.set()

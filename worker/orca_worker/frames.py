@@ -29,11 +29,15 @@ def encode(message: pb.RankCommand | pb.RankReply) -> bytes:
 
 
 def read_command(connection: socket.socket) -> pb.RankCommand | None:
-    """Wait for the next command, None at the end of the stream. Raises FrameError, or ConnectionError on a reset."""
-    header = _read_exactly(connection, _LENGTH.size)
-    if header is None:
+    """Wait for the next command, None at the end of the stream or if it was reset. Raises FrameError.
+
+    The kernel resets the connection if the controller was killed with replies unread.
+    """
+    try:
+        header = _read_exactly(connection, _LENGTH.size)
+        body = None if header is None else _read_exactly(connection, _checked_length(header))
+    except ConnectionError:
         return None
-    body = _read_exactly(connection, _checked_length(header))
     if body is None:
         return None
     try:

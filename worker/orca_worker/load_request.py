@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import cast, get_args
 
 from orca_contract import rank_environment
@@ -22,7 +23,8 @@ from orca_worker.errors import ModelError
 
 def check_request(request: pb.LoadRequest) -> None:
     """Raise ModelError for an invalid count, an unknown quantization of weights or of the K/V cache, an unknown
-    attention or all-reduce, an option that the device or the data plane lacks, or a forbidden environment variable.
+    attention or all-reduce, an option that the device or the data plane lacks, a missing folder of adapters, or a
+    forbidden environment variable.
 
     A master of this version sends valid requests.
     """
@@ -51,6 +53,8 @@ def check_request(request: pb.LoadRequest) -> None:
         attention_backend=attention_backend(request),
     ):
         raise ModelError(refusal)
+    if request.runtime_adapters and not os.path.isdir(request.runtime_adapters):
+        raise ModelError(f"--enable-runtime-adapters: the worker has no folder {request.runtime_adapters}")
     if request.deterministic and request.device != "cpu":
         raise ModelError("--deterministic on: only the CPU kernels compute in a fixed order, start without a GPU")
     if not 0 <= request.partition < request.pipeline_parallel_size:

@@ -118,6 +118,7 @@ def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[
         quantization(request),
         kv_cache_dtype(request),
         read_adapters(request.adapter, config, checkpoint.names),
+        bool(request.runtime_adapters),
     )
     with _demanded(backend):
         model = build(config, checkpoint, spec)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from orca_protos import engine_pb2 as pb
+from orca_protos.deadlines import ADAPTER_FILES_SECONDS
 
 from orca_worker.errors import EpochError, FaultError, ModelError
 from orca_worker.rank_starter import RankStarter
@@ -82,6 +83,21 @@ class PartitionLoader:
         except OSError as error:  # the model's files changed during the check
             await self.end()
             raise ModelError(f"{request.model_path}: {error}") from error
+
+    async def adapter_digest(self, adapter: pb.RuntimeAdapter) -> str:
+        """Check the files of an adapter for the loaded model, and return their digest; raise ModelError or EpochError.
+
+        Reads them on a thread, so that ranks, whose iterations wait, find them in memory.
+        """
+        from orca_worker.runtime_adapters import checked_digest
+
+        if self.request is None:
+            raise EpochError("nothing is loaded")
+        try:
+            reading = asyncio.to_thread(checked_digest, adapter, self.request)
+            return await asyncio.wait_for(reading, ADAPTER_FILES_SECONDS)
+        except TimeoutError as error:
+            raise ModelError(f"the files could not be read within {ADAPTER_FILES_SECONDS:.0f} s") from error
 
     async def end(self) -> None:
         """End every rank, even if the calling task is cancelled."""

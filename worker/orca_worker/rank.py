@@ -146,6 +146,9 @@ class Rank:
             stage.allocate(command.allocate.num_blocks)
             gc.freeze()  # excludes all present objects from garbage collections
             self._reply(pb.RankReply(allocated=pb.Allocated()))
+        elif kind == "change_adapters":
+            stage.adapters.change(command.change_adapters)
+            self._reply(pb.RankReply(adapters_changed=pb.AdaptersChanged()))
         else:
             raise RankError(f"command {kind} is unknown")
 
@@ -261,7 +264,7 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
     """Run the reader thread: end the process with code 0 when the controller has exited, with code 1 on an error."""
     code = 1
     try:
-        while (command := _next_command(connection)) is not None:
+        while (command := read_command(connection)) is not None:
             if command.HasField("rendezvous"):
                 rank.answer(command)
             elif command.HasField("ping"):
@@ -273,14 +276,6 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
         rank.report(error)
     finally:
         os._exit(code)
-
-
-def _next_command(connection: socket.socket) -> pb.RankCommand | None:
-    """Wait for the next command; return None if the controller has exited."""
-    try:
-        return read_command(connection)
-    except ConnectionError:
-        return None  # the kernel resets the connection if the controller was killed with results unread
 
 
 def run_as_process() -> None:

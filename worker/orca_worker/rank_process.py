@@ -42,6 +42,7 @@ ANSWERS = {
     "form": "formed",
     "warmup": "warmed_up",
     "allocate": "allocated",
+    "change_adapters": "adapters_changed",
     "unload": "unloaded",
     "ping": "pong",
 }

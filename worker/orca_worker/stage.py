@@ -15,6 +15,7 @@ from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 
+from orca_worker.changing_adapters import ChangingAdapters
 from orca_worker.data_plane import DataPlane
 from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.device_clock import DeviceClock
@@ -44,8 +45,8 @@ class Stage:
         self._request = request
         self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
-        self._first = request.partition == 0
-        self._last = request.partition == request.pipeline_parallel_size - 1
+        self._first, self._last = request.partition == 0, request.partition == request.pipeline_parallel_size - 1
+        self.adapters = ChangingAdapters(loaded)
         self._reset_rows()
         self._pools = KvPools(self._model.attentions(), self._dtype, self._device)
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}

@@ -90,6 +90,11 @@ class WorkerConnection:
         """Allocate the block pools."""
         return await self._call(self._stub.Allocate(request, timeout=deadlines.ALLOCATE.master))
 
+    async def change_adapters(self, request: pb.ChangeAdaptersRequest) -> pb.AdaptersChanged:
+        """Remove adapters and load one; raise ConfigurationError for files that are refused."""
+        timeout = deadlines.ADAPTER_FILES_SECONDS + deadlines.CHANGE_ADAPTERS.master
+        return await self._call(self._stub.ChangeAdapters(request, timeout=timeout))
+
     async def shutdown(self, reason: str) -> None:
         """Shut the worker down; ignore a worker that cannot be reached."""
         with contextlib.suppress(grpc.aio.AioRpcError):

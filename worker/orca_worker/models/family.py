@@ -142,6 +142,8 @@ class PartitionSpec:
     """Type of cached keys and values."""
     adapters: Sequence[Adapter] = ()
     """Of the model's linear maps."""
+    adapters_change: bool = False
+    """True if others are loaded and removed while the model runs."""
 
     @property
     def first(self) -> bool:
@@ -164,6 +166,8 @@ class ModelPartition(ABC):
         self._attentions = parts.attentions
         self.adapters = parts.adapters.active
         """Which rows use which adapter: set before the layers are computed."""
+        self.adapted_maps = parts.adapters
+        """Where adapters are added and removed, if they change."""
 
     def attentions(self) -> list[PagedAttention]:
         """Return the attentions of the partition's layers, in order; each needs pools."""

@@ -45,7 +45,7 @@ def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> M
     Logs one line if the kernels lack an operation of the model, which plain torch then computes.
     """
     operations = Operations(spec.kernels)
-    adapters = Adapters(spec.adapters, spec.kernels, checkpoint.dtype, spec.device)
+    adapters = Adapters(spec.adapters, spec.kernels, checkpoint.dtype, spec.device, spec.adapters_change)
     model = config.build(Parts(Scope(checkpoint), spec, operations, [], config.weight_format, adapters))
     if operations.missing:
         logger.warning(

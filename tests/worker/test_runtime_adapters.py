@@ -1,0 +1,112 @@
+"""Files of adapters that clients choose: only below one folder, bounded, with a digest, and no other path in errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from orca_protos import engine_pb2 as pb
+from orca_worker import runtime_adapters
+from orca_worker.errors import ModelError
+from orca_worker.runtime_adapters import checked_digest, read_runtime_adapter
+from support.lora import ATTENTION, make_adapter
+
+VARIANT = "llama-gqa-tied"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Return the folder of an adapter, which tests copy."""
+    folder = tmp_path_factory.mktemp("made") / "x"
+    make_adapter(folder, VARIANT, 1, 4, ATTENTION)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path, made) -> Path:
+    """Return a folder `allowed` with the adapter `sub/x`, beside a folder `outside` with the same adapter."""
+    shutil.copytree(made, tmp_path / "allowed" / "sub" / "x")
+    shutil.copytree(made, tmp_path / "outside" / "x")
+    return tmp_path / "allowed"
+
+
+@pytest.fixture
+def request_of(checkpoint, root):
+    return pb.LoadRequest(model_path=str(checkpoint(VARIANT)), runtime_adapters=str(root))
+
+
+def refusal(path: str, request: pb.LoadRequest) -> str:
+    with pytest.raises(ModelError) as refused:
+        checked_digest(pb.RuntimeAdapter(number=1, name="x", path=path), request)
+    return str(refused.value)
+
+
+def test_a_path_is_relative_to_the_folder_or_absolute_below_it(root, request_of):
+    digests = {
+        checked_digest(pb.RuntimeAdapter(path=path), request_of)
+        for path in ("sub/x", str(root / "sub" / "x"), "sub/../sub/x")
+    }
+    assert len(digests) == 1
+    (root / "link").symlink_to(root / "sub" / "x")
+    assert read_runtime_adapter(pb.RuntimeAdapter(path="link"), request_of).folder == root / "sub" / "x"
+
+
+def test_nothing_outside_is_read_and_no_error_tells_what_is_there(root, request_of):
+    (root / "escape").symlink_to(root.parent / "outside" / "x")
+    (root / "dangling").symlink_to(root.parent / "outside" / "none")
+    for path in ("../outside/x", "../outside/none", str(root.parent / "outside" / "x"), "/etc", ".", ""):
+        assert "is not a folder below" in refusal(path, request_of)
+    assert refusal("a\0b", request_of) == "'a\\x00b' is not the path of a folder"
+    assert refusal("escape", request_of) == refusal("dangling", request_of).replace("dangling", "escape")
+
+
+def test_a_file_that_is_a_link_to_the_outside_is_refused(root, request_of):
+    weights = root / "sub" / "x" / "adapter_model.safetensors"
+    weights.unlink()
+    weights.symlink_to(root.parent / "outside" / "x" / "adapter_model.safetensors")
+    assert "link out of" in refusal("sub/x", request_of)
+
+
+def test_blobs_of_a_cache_outside_the_folder_are_outside_too(tmp_path, made, checkpoint):
+    """Files of a model may be links to the `blobs` beside its snapshots; DIR may be a folder of snapshots."""
+    shutil.copytree(made, tmp_path / "cache" / "blobs")
+    snapshot = tmp_path / "cache" / "snapshots" / "main" / "x"
+    snapshot.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (snapshot / name).symlink_to(tmp_path / "cache" / "blobs" / name)
+    model = str(checkpoint(VARIANT))
+    request = pb.LoadRequest(model_path=model, runtime_adapters=str(tmp_path / "cache" / "snapshots"))
+    assert "link out of the folder of --enable-runtime-adapters" in refusal("main/x", request)
+    request.runtime_adapters = str(tmp_path / "cache")
+    assert checked_digest(pb.RuntimeAdapter(path="snapshots/main/x"), request)
+
+
+def test_errors_of_files_name_them_below_the_folder(root, request_of):
+    (root / "sub" / "x" / "adapter_config.json").write_text(json.dumps({"peft_type": "IA3", "r": 4, "lora_alpha": 1}))
+    message = refusal("sub/x", request_of)
+    assert message == "sub/x/adapter_config.json: peft_type 'IA3' is not supported: 'LORA' is"
+    (root / "sub" / "x" / "adapter_config.json").unlink()
+    assert refusal("sub/x", request_of).startswith("sub/x/adapter_config.json: ")
+    assert str(root) not in refusal("missing", request_of)
+
+
+def test_a_file_beyond_the_bound_is_refused(root, request_of, monkeypatch):
+    size = (root / "sub" / "x" / "adapter_model.safetensors").stat().st_size
+    monkeypatch.setattr(runtime_adapters, "MAX_FILE_BYTES", size)
+    assert checked_digest(pb.RuntimeAdapter(path="sub/x"), request_of)
+    monkeypatch.setattr(runtime_adapters, "MAX_FILE_BYTES", size - 1)
+    assert refusal("sub/x", request_of) == f"sub/x/adapter_model.safetensors: {size} bytes, at most {size - 1} are read"
+
+
+def test_the_digest_is_that_of_the_content(root, request_of):
+    adapter = pb.RuntimeAdapter(path="sub/x")
+    adapter.digest = checked_digest(adapter, request_of)
+    os.utime(root / "sub" / "x" / "adapter_model.safetensors", (1, 1))
+    assert checked_digest(adapter, request_of) == adapter.digest
+    config = root / "sub" / "x" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "lora_alpha": 5}))
+    with pytest.raises(ModelError, match=r"^sub/x: the files have changed since the adapter was loaded$"):
+        checked_digest(adapter, request_of)

@@ -1,0 +1,56 @@
+"""`ChangingAdapters`: the adapters of a rank that are loaded and removed between iterations of the running model."""
+
+from __future__ import annotations
+
+import torch
+from orca_kernels.cpu.heap import return_freed_memory
+from orca_protos import engine_pb2 as pb
+
+from orca_worker.adapter_files import Adapter
+from orca_worker.devices import sharing_ranks
+from orca_worker.errors import ModelError
+from orca_worker.loaded_partition import LoadedPartition
+from orca_worker.memory import MEBIBYTE, free_memory
+from orca_worker.runtime_adapters import read_runtime_adapter
+
+COPIES = 3
+"""Most places of a weight: B of queries, keys and values has zeros for the other two."""
+
+
+class ChangingAdapters:
+    """The adapters of `loaded` beside those of its Load request, by number."""
+
+    def __init__(self, loaded: LoadedPartition) -> None:
+        self._loaded = loaded
+        self._maps = loaded.model.adapted_maps
+        self._present: dict[int, pb.RuntimeAdapter] = {}
+
+    def change(self, request: pb.ChangeAdaptersRequest) -> None:
+        """Remove the adapters that are not kept, then load one; raise ModelError, and load nothing then."""
+        leaving = self._present.keys() - set(request.kept)
+        adapter = request.loaded
+        if self._present.get(adapter.number, adapter) != adapter:  # of a master before this one
+            leaving.add(adapter.number)
+        for number in leaving:
+            self._maps.remove(number)
+            del self._present[number]
+        if leaving:
+            return_freed_memory()
+            torch.cuda.empty_cache()  # no-op without CUDA
+        if request.HasField("loaded") and adapter.number not in self._present:
+            read = read_runtime_adapter(adapter, self._loaded.request)
+            self._check_room(read)
+            self._maps.add(adapter.number, read)
+            self._present[adapter.number] = adapter
+
+    def _check_room(self, adapter: Adapter) -> None:
+        """Raise ModelError if the free memory does not hold this rank's part of an adapter."""
+        request, device = self._loaded.request, self._loaded.device
+        needed = COPIES * adapter.num_values * self._loaded.dtype.itemsize // request.pipeline_parallel_size
+        free = free_memory(device)
+        sharers = sharing_ranks(request, self._loaded.group.rank, torch.cuda.device_count())
+        if needed > free.num_bytes // sharers:
+            raise ModelError(
+                f"the adapter may need {needed / MEBIBYTE:.0f} MiB, {free.num_bytes / MEBIBYTE:.0f} MiB are free "
+                f"({free.source}), for {sharers} ranks: unload others, or start with a smaller --gpu-memory-utilization"
+            )
