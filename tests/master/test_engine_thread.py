@@ -113,7 +113,7 @@ def test_a_request_that_is_released_at_once_leaves_nothing_in_the_engine(choices
         engine.release("a", "abort")
         go.set()
         await accepted
-        await engine._on_engine(lambda: asyncio.sleep(0))
+        await engine.on_engine(lambda: asyncio.sleep(0))
         assert engine.idle
         assert not len(engine.engine.pool), "the request waits in the queue for nobody"
         engine.engine.pool.reserve(engine.config.max_queued_requests, 0)  # no place is still reserved
@@ -134,7 +134,7 @@ def test_a_submission_that_is_cancelled_before_the_engine_sees_it_is_dropped():
         accepted.cancel()
         await asyncio.sleep(0)
         go.set()
-        await engine._on_engine(lambda: asyncio.sleep(0))
+        await engine.on_engine(lambda: asyncio.sleep(0))
         assert not len(engine.engine.pool)
         engine.release("a", "abort")
         await engine.stop("the test ends")

@@ -72,6 +72,10 @@ class FakeWorkers:
         self.calls: list[str] = []
         self.receiver: PipelineReceiver | None = None
         """None before the workers serve."""
+        self.adapters: dict[int, str] = {}
+        """Paths of the adapters that are loaded, by number."""
+        self.adapter_errors: dict[str, Exception] = {}
+        self.adapter_gate: asyncio.Event | None = None
         self._refusal = refusal
         self._sequence = 0
         self._queue: asyncio.Queue[tuple[Batch, pb.IterationResult]] = asyncio.Queue()
@@ -105,6 +109,19 @@ class FakeWorkers:
 
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
         self._masks.put_nowait((sequence, masks.allowed))
+
+    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+        """Note the adapters. The digest is the path; `adapter_errors` refuse paths, and `adapter_gate` holds a load."""
+        if loaded is not None and self.adapter_gate is not None:
+            await self.adapter_gate.wait()
+        await asyncio.sleep(0)
+        self.adapters = {number: path for number, path in self.adapters.items() if number in kept}
+        if loaded is None:
+            return ""
+        if (error := self.adapter_errors.get(loaded.path)) is not None:
+            raise error
+        self.adapters[loaded.number] = loaded.path
+        return loaded.digest or loaded.path
 
     async def serve(self, receiver: PipelineReceiver) -> None:
         self.receiver = receiver
@@ -193,12 +210,15 @@ class Cluster:
         self.sizes: dict[str, int] = {}
         self.refusals: dict[str, list[Exception]] = {}
         self.formed: dict[str, list[FakeWorkers]] = {}
+        self.adapter_errors: dict[str, Exception] = {}
+        """Of all workers, by path."""
 
     def make(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> FakeWorkers:
         """See MakeWorkers."""
         waiting = self.refusals.get(spec.id, [])
         workers = FakeWorkers(spec, self.sizes.get(spec.id, self.num_blocks), waiting.pop(0) if waiting else None)
         workers.hangs = self.hang
+        workers.adapter_errors = self.adapter_errors
         self.formed.setdefault(spec.id, []).append(workers)
         return workers
 

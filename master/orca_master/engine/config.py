@@ -50,7 +50,8 @@ class EngineConfig:
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
     takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
-    pipeline that cannot be formed counts as lost.
+    pipeline that cannot be formed counts as lost. `runtime_adapters`: folder on the workers below which adapters may be
+    loaded while the engine runs, None: none is (runtime_adapters.py).
     """
 
     max_batch_size: int = 32
@@ -80,6 +81,7 @@ class EngineConfig:
     iteration_log: Path | None = None
     tls: TlsFolder | None = None
     restarted: bool = False
+    runtime_adapters: Path | None = None
 
     @property
     def longest_seconds(self) -> float:

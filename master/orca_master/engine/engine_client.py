@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from orca_contract.state import EngineState
 
+from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
@@ -35,6 +36,8 @@ class EngineStatus:
     """Bound of `expected_wait` beyond which every new request is refused; infinite if one can come before others."""
     drain_timeout: float = 30.0
     """Maximum wait for running requests at the end, in seconds."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """See EngineSnapshot."""
 
     @property
     def unavailable(self) -> str:

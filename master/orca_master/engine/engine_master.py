@@ -1,8 +1,7 @@
 """`EngineMaster`: runs Algorithm 1 over all pipelines, on one event loop.
 
 Iterations are sent (dispatcher.py) until no request can be selected or n_workers of them are in flight. Each result is
-committed, the next iterations are sent, and the tokens are delivered. Only this event loop accesses the
-scheduler, so no lock is needed; other threads read `snapshot`.
+committed, the next iterations are sent, and the tokens are delivered. No lock: only this event loop has the scheduler.
 
 | state | meaning | next states |
 |---|---|---|
@@ -13,8 +12,7 @@ scheduler, so no lock is needed; other threads read `snapshot`.
 | failed | no pipeline recovers, or an internal error occurred | |
 | stopped | `stop` was called, in any state | |
 
-supervisor.py defines the life cycle of each pipeline. The requests of a lost pipeline are rewound and continue on
-another pipeline.
+supervisor.py defines the life cycle of each pipeline. Requests of a lost one are rewound and continue on another.
 """
 
 from __future__ import annotations
@@ -68,13 +66,13 @@ class EngineMaster:
         order = POLICIES[config.scheduling_policy]
         self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, order)
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
-        self._state, self._failure = EngineState.LOADING, ""
-        self.config, self._deliver = config, deliver
-        self._pipelines = PipelineSet(topology, self, make_workers)
-        self.on_departure = self._pipelines.departures.note
-        self.begin_drain = self._pipelines.departures.begin_drain
+        self._state, self._failure, self.config, self._deliver = EngineState.LOADING, "", config, deliver
+        self._pipelines = PipelineSet(topology, self, make_workers, config.runtime_adapters)
+        departures, self.adapters = self._pipelines.departures, self._pipelines.adapters
+        self.on_departure, self.begin_drain = departures.note, departures.begin_drain
         self._admission = Admission(self.scheduler, config)
         self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, deliver, observer)
+        self.adapters.watch(self._requests, self.on_change)
         self.demand, self._losses = Demand(self._requests), Losses(self.scheduler, self._requests.fail_alone)
         self._masks = TokenMasks(self._requests.fail_constrained)
         shared = self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, self._masks
@@ -160,6 +158,7 @@ class EngineMaster:
         is_new = submission.generated is None  # else an earlier master has accepted it, perhaps with another policy
         if is_new and submission.priority and self.config.scheduling_policy != "priority":
             raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
+        self.adapters.check_new(submission.adapter)
         self._requests.accept(submission)
         self._dispatch()
 
@@ -194,6 +193,7 @@ class EngineMaster:
             sum(ledger.num_blocks for ledger in self.scheduler.ledgers),
             self.demand.idle_since,
             self.demand.has_backlog,
+            self.adapters.settle(),
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:

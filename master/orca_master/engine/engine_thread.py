@@ -101,6 +101,7 @@ class EngineThread(EngineClient):
             engine.expected_wait,
             self.config.max_expected_wait if self.config.scheduling_policy == "fcfs" else math.inf,
             self.config.drain_timeout,
+            engine.adapters,
         )
 
     @property
@@ -123,17 +124,17 @@ class EngineThread(EngineClient):
         """Return as soon as an accepted request is unfinished, after `seconds` at the latest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._on_engine(self.engine.demand.exists.wait)
+                await self.on_engine(self.engine.demand.exists.wait)
 
     async def start(self) -> None:
         """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""
         self._thread.start()
         # Beside the loading of the weights, because it holds the interpreter lock.
-        await asyncio.gather(self._on_engine(self.engine.start), self.grammars.prepare())
+        await asyncio.gather(self.on_engine(self.engine.start), self.grammars.prepare())
 
     async def failure(self) -> str:
         """Wait until the engine has failed; return the reason."""
-        await self._on_engine(self.engine.failed.wait)
+        await self.on_engine(self.engine.failed.wait)
         return self.engine.snapshot.failure
 
     async def stop(self, reason: str) -> None:
@@ -141,7 +142,7 @@ class EngineThread(EngineClient):
         if self._thread.ident is None:
             return
         try:
-            await asyncio.wait_for(self._on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
+            await asyncio.wait_for(self.on_engine(lambda: self.engine.stop(reason)), STOP_SECONDS)
         except TimeoutError:
             logger.error("the engine did not stop within %.0f s: its thread is abandoned", STOP_SECONDS)
         await self.grammars.close()
@@ -150,7 +151,7 @@ class EngineThread(EngineClient):
 
     async def apply(self, topology: Topology) -> None:
         """See EngineMaster.apply."""
-        await self._on_engine(lambda: self.engine.apply(topology))
+        await self.on_engine(lambda: self.engine.apply(topology))
 
     async def reconfigure(self, config: EngineConfig) -> None:
         """See EngineMaster.reconfigure."""
@@ -233,7 +234,8 @@ class EngineThread(EngineClient):
             refusal = error
         self._own_loop.call_soon_threadsafe(_settle, accepted, refusal)
 
-    def _on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
+    def on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
+        """Run the coroutine of `call` on the engine's loop."""
         future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
         return asyncio.wrap_future(future)
 

@@ -59,6 +59,10 @@ class LiveRequests:
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._requests.values()))
 
+    def adapters(self) -> set[int]:
+        """Return the numbers of the adapters that the requests use, and 0."""
+        return {request.adapter for request in (*self._incomplete, *self._requests.values())}
+
     def accept(self, submission: Submission) -> None:
         """Add a request to the pool; one of several choices when the last of them has arrived (choice_groups.py).
 
@@ -202,6 +206,11 @@ class LiveRequests:
     def fail_constrained(self, request: Request, error: str) -> None:
         """Fail a live request whose grammar allows no next token."""
         self._fail([request], error, FinishReason.FAULT)
+
+    def fail_adapter(self, number: int, reason: str) -> None:
+        """Fail the requests that use an adapter, with `reason` as the error."""
+        users = [*self._incomplete, *self._requests.values()]
+        self._fail([request for request in users if request.adapter == number], reason)
 
     def fail_all(self, reason: str) -> None:
         """Fail all requests with `reason` as the error."""

@@ -1,4 +1,4 @@
-"""`load_requests`: what each worker of a pipeline loads."""
+"""`load_requests`: what each worker of a pipeline loads; `check_applied`: whether it has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
+from orca_master.errors import ConfigurationError
 
 
 def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) -> list[pb.LoadRequest]:
@@ -31,10 +32,29 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             attention_backend="" if config.attention_backend == "auto" else config.attention_backend,
             kv_cache_dtype="" if topology.model.kv_cache_dtype == "auto" else topology.model.kv_cache_dtype,
             all_reduce="" if config.all_reduce == "library" else config.all_reduce,
+            runtime_adapters="" if config.runtime_adapters is None else str(config.runtime_adapters),
             adapter=[pb.Adapter(name=adapter.name, path=adapter.path) for adapter in topology.model.adapters],
         )
         for partition, address in enumerate(spec.workers)
     ]
+
+
+def check_applied(worker: str, request: pb.LoadRequest, facts: pb.ModelFacts) -> None:
+    """Raise ConfigurationError if the worker at an address is of an older version, and has ignored an option."""
+    if request.deterministic and not facts.deterministic:
+        raise ConfigurationError(
+            f"worker {worker} is of an older version without --deterministic: deploy one version of both"
+        )
+    # Without --quantization, the facts name that of a checkpoint whose files are quantised: "gptq int4".
+    for option, wanted, applied in (
+        ("--quantization", request.quantization, facts.quantization.split()),
+        ("--kv-cache-dtype", request.kv_cache_dtype, [facts.kv_cache_dtype]),
+        ("--attention-backend", request.attention_backend, [facts.attention_backend]),
+    ):
+        if wanted and wanted not in applied:
+            raise ConfigurationError(
+                f"worker {worker} is of an older version without {option} {wanted}: deploy one version of both"
+            )
 
 
 def _host(address: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -26,7 +26,7 @@ from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
-from orca_master.engine.load_request import load_requests
+from orca_master.engine.load_request import check_applied, load_requests
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.engine.workers import PipelineReceiver
@@ -143,21 +143,7 @@ class Pipeline:
             enter(PipelinePhase.LOADING)
 
         facts = await worker.load(request, on_progress)
-        if request.deterministic and not facts.deterministic:
-            raise ConfigurationError(
-                f"worker {worker.address} is of an older version without --deterministic: deploy one version of both"
-            )
-        # Without --quantization, the facts name that of a checkpoint whose files are quantised: "gptq int4".
-        for option, wanted, applied in (
-            ("--quantization", request.quantization, facts.quantization.split()),
-            ("--kv-cache-dtype", request.kv_cache_dtype, [facts.kv_cache_dtype]),
-            ("--attention-backend", request.attention_backend, [facts.attention_backend]),
-        ):
-            if wanted and wanted not in applied:
-                raise ConfigurationError(
-                    f"worker {worker.address} is of an older version without {option} {wanted}: "
-                    "deploy one version of both"
-                )
+        check_applied(worker.address, request, facts)
         self.num_loaded += 1
         if (loaded := self._loaded_by_worker.get(worker.address)) is not None:
             on_progress(loaded.total, loaded.total)
@@ -207,6 +193,18 @@ class Pipeline:
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
         """Queue the masks of an iteration that was sent before. Never blocks."""
         self._outgoing.put_nowait(pb.Iteration(epoch=self.epoch, sequence=sequence, masks=masks))
+
+    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+        """Remove the adapters of other numbers than `kept`, load one, and return the digest of its files, "" without.
+
+        Raises ConfigurationError if a worker refuses it; others may have loaded it. Raises WorkerLostError.
+        """
+        request = pb.ChangeAdaptersRequest(epoch=self.epoch, kept=kept, loaded=loaded)
+        changed = await all_workers(worker.change_adapters(request) for worker in self._connections)
+        digests = {reply.digest for reply in changed}
+        if len(digests) > 1:
+            raise ConfigurationError("the workers of a pipeline have different files there")
+        return str(digests.pop())
 
     async def serve(self, receiver: PipelineReceiver) -> None:
         """Transfer iterations and results until a worker reports a fault or is lost (see `reported`).

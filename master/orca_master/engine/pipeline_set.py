@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import PipelineReport
@@ -15,6 +16,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.request_limits import check_fits, check_values
+from orca_master.engine.runtime_adapters import RuntimeAdapters
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, formed_pipeline
@@ -35,12 +37,15 @@ class PipelineSet:
     """One supervisor per pipeline of `topology`. `serving`: the pipelines that serve, in the order of their start.
 
     `formed`: the pipeline that began to serve last, None before the first. `facts`: the model, from the workers; its
-    numbers are 0 before the engine serves.
+    numbers are 0 before the engine serves. `adapters`: see RuntimeAdapters; of the constructor, their folder.
     """
 
-    def __init__(self, topology: Topology, listener: PipelineListener, make_workers: MakeWorkers) -> None:
+    def __init__(
+        self, topology: Topology, listener: PipelineListener, make_workers: MakeWorkers, adapters: Path | None = None
+    ) -> None:
         self.topology = topology
         self.serving: dict[str, PipelineSupervisor] = {}
+        self.adapters = RuntimeAdapters(topology.model, self.serving, adapters)
         self.departures = Departures(self.serving)
         self.formed: FormedPipeline | None = None
         self.facts = pb.ModelFacts()
@@ -92,7 +97,8 @@ class PipelineSet:
         """Start forming each pipeline of the topology that has no supervisor yet."""
         for spec in self.topology.pipelines:
             if spec.id not in self._supervisors:
-                supervisor = PipelineSupervisor(spec, self.topology, config, self._listener, self._make_workers)
+                shared = self.topology, config, self._listener, self._make_workers, self.adapters.bring
+                supervisor = PipelineSupervisor(spec, *shared)
                 self._supervisors[spec.id] = supervisor
                 supervisor.begin()
                 self._listener.on_change()
@@ -117,7 +123,8 @@ class PipelineSet:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if self.formed is not None and self.facts.vocabulary_size:
             check_fits(request, self.facts.max_model_len, self.most_slots or self.formed.num_slots)
-            check_values(request, self.facts.vocabulary_size, len(self.topology.model.adapters))
+            check_values(request, self.facts.vocabulary_size)
+        self.adapters.check_held(request.adapter)
 
     async def replace(self, topology: Topology) -> None:
         """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""

@@ -73,7 +73,7 @@ def check_wait(seconds: float, longest: float) -> None:
         )
 
 
-def check_values(request: Request, vocabulary_size: int, num_adapters: int = 0) -> None:
+def check_values(request: Request, vocabulary_size: int) -> None:
     """Raise RequestError for values out of range.
 
     The endpoint checks these values, too (openai_requests.py, generation.py). This check repeats them because API
@@ -88,8 +88,6 @@ def check_values(request: Request, vocabulary_size: int, num_adapters: int = 0) 
         _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
     if not request.prompt:
         raise RequestError("the prompt is empty: at least one token is needed", "prompt")
-    if request.adapter > num_adapters:
-        raise RequestError(f"model: adapter {request.adapter} of {num_adapters}", "model")
     if request.pooling is not None:
         if request.max_gen_tokens or request.generated or sampling != SamplingParameters():
             raise RequestError("an embedding generates no tokens")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from orca_contract.state import EngineState, PipelineReport
 from orca_contract.topology import Topology
 
+from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.recovery import Recovery
 
 
@@ -84,3 +85,5 @@ class EngineSnapshot(NamedTuple):
     """Since when no accepted request is unfinished, in seconds of the monotonic clock; infinite while one is."""
     has_backlog: bool = False
     """See StateReport."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """The adapters beside those of the topology that requests may use."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from orca_contract.reasons import Reason
@@ -38,7 +39,7 @@ from orca_master.engine.iteration_watch import IterationWatch
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.phases import DEFAULT_REASONS, TRANSITIONS
 from orca_master.engine.pipeline import Pipeline
-from orca_master.engine.workers import MakeWorkers
+from orca_master.engine.workers import MakeWorkers, PipelineWorkers
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 
@@ -49,8 +50,15 @@ NO_PROGRESS = (False, -1, 0)
 """Progress of a formation: all workers loaded, number of loaded workers (-1: not connected), loaded bytes."""
 
 
+async def complete_as_formed(_: PipelineWorkers) -> None:
+    """Serve with workers as they were formed."""
+
+
 class PipelineSupervisor:
-    """Forms the pipeline of `spec`, sends iterations to its workers, and forms a lost pipeline again."""
+    """Forms the pipeline of `spec`, sends iterations to its workers, and forms a lost pipeline again.
+
+    `complete` is the last step of a formation; it raises what `form` raises.
+    """
 
     def __init__(
         self,
@@ -59,6 +67,7 @@ class PipelineSupervisor:
         config: EngineConfig,
         listener: PipelineListener,
         make_workers: MakeWorkers = Pipeline,
+        complete: Callable[[PipelineWorkers], Awaitable[None]] = complete_as_formed,
     ) -> None:
         self.spec = spec
         self.id = spec.id
@@ -67,6 +76,7 @@ class PipelineSupervisor:
         self._topology = topology
         self._config = config
         self._make_workers = make_workers
+        self._complete = complete
         self._listener = listener
         self.has_served = config.restarted
         """True if a failure is the loss of workers that have served."""
@@ -201,6 +211,7 @@ class PipelineSupervisor:
         """Form the pipeline and serve; return the cause of the failure."""
         try:
             await self.workers.form(self._enter, self._num_blocks)
+            await self._complete(self.workers)
         except (ConfigurationError, WorkerLostError) as error:
             self._attempts.note_failure()
             if self.has_served or self.recovers:  # else EngineMaster.start raises the error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -48,6 +48,9 @@ class PipelineWorkers(Protocol):
 
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
         """See Pipeline.send_masks."""
+
+    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+        """See Pipeline.change_adapters."""
 
     async def serve(self, receiver: PipelineReceiver) -> None:
         """See Pipeline.serve."""

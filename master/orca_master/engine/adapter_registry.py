@@ -1,0 +1,122 @@
+"""`AdapterRegistry`: the adapters that were loaded while the engine runs; pure.
+
+| state | meaning | next state |
+|---|---|---|
+| loading | the workers read the files; no request may use the adapter | ready, gone |
+| ready | requests of its owner may use it | leaving, gone |
+| leaving | new requests are refused, and its name is free; accepted requests use it until they end | gone |
+
+A number is given once, so that nothing that belongs to an earlier adapter, such as cached blocks or a request on its
+way, can meet a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from orca_contract.model_choices import MAX_ADAPTERS, MAX_NAME_LENGTH
+
+from orca_master.errors import RequestError
+
+NAME, PATH = "lora_name", "lora_path"
+"""Fields of the bodies that load and unload adapters, with vLLM's names."""
+
+
+class ServedAdapter(NamedTuple):
+    """An adapter that requests of `owner` (digest of an API key, "" without keys) may use by its name."""
+
+    name: str
+    number: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeAdapter:
+    """An adapter in any state. `folder`: path on the workers. `digest`: of its files, "" before it is ready."""
+
+    name: str
+    number: int
+    owner: str
+    folder: str
+    digest: str = ""
+    leaving: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """True if requests may use it."""
+        return bool(self.digest) and not self.leaving
+
+
+class AdapterRegistry:
+    """Adapters beside the `num_at_start` of the start, which have the first numbers. `reserved`: names in use."""
+
+    def __init__(self, num_at_start: int, reserved: Iterable[str]) -> None:
+        self._num_at_start = self._last_number = num_at_start
+        self._reserved = frozenset(reserved)
+        self._adapters: dict[int, RuntimeAdapter] = {}
+        self.ready: tuple[ServedAdapter, ...] = ()
+        """The adapters that are ready."""
+        self.leaving: frozenset[int] = frozenset()
+        """Numbers of those that leave."""
+
+    @property
+    def present(self) -> list[RuntimeAdapter]:
+        """The adapters of every state that workers have or load, by number."""
+        return list(self._adapters.values())
+
+    def accepts(self, number: int) -> bool:
+        """Return True if new requests may use the adapter; 0 is the model."""
+        return number <= self._num_at_start or (number in self._adapters and self._adapters[number].is_ready)
+
+    def holds(self, number: int) -> bool:
+        """Return True if accepted requests may use the adapter."""
+        return number <= self._num_at_start or (number in self._adapters and bool(self._adapters[number].digest))
+
+    def begin(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
+        """Add an adapter that is being loaded; raise RequestError for a name or a number too many."""
+        if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()):
+            raise RequestError(f"{NAME}: 1 to {MAX_NAME_LENGTH} printable characters are expected", NAME)
+        if name in self._reserved or any(entry.name == name and not entry.leaving for entry in self.present):
+            raise RequestError(
+                f"{NAME}: the name {name!r} is taken: choose another, or unload that adapter first", NAME
+            )
+        if (count := self._num_at_start + len(self._adapters)) >= MAX_ADAPTERS:
+            raise RequestError(
+                f"{NAME}: {count} adapters are loaded or still in use, at most {MAX_ADAPTERS} are possible: unload one",
+                NAME,
+            )
+        self._last_number += 1
+        return self._put(RuntimeAdapter(name, self._last_number, owner, folder))
+
+    def finish(self, number: int, digest: str) -> None:
+        """Let requests use an adapter that was being loaded; raise RequestError if it has been removed meanwhile."""
+        if number not in self._adapters:
+            raise RequestError(f"{PATH}: a pipeline that was being formed could not load the adapter", PATH)
+        self._put(replace(self._adapters[number], digest=digest))
+
+    def leave(self, name: str, owner: str) -> None:
+        """Refuse new requests for an adapter; raise RequestError if this owner has none of this name that is ready."""
+        found = next((entry for entry in self.present if (entry.name, entry.owner) == (name, owner)), None)
+        entries = [entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and entry.is_ready]
+        if not entries:
+            is_loading = found is not None and not found.leaving
+            reason = "is still being loaded" if is_loading else "was not loaded, or another API key loaded it"
+            raise RequestError(f"{NAME}: the adapter {name[:MAX_NAME_LENGTH]!a} {reason}", NAME)
+        self._put(replace(entries[0], leaving=True))
+
+    def remove(self, number: int) -> None:
+        """Forget an adapter, in any state; do nothing if it is gone."""
+        self._adapters.pop(number, None)
+        self._publish()
+
+    def _put(self, adapter: RuntimeAdapter) -> RuntimeAdapter:
+        self._adapters[adapter.number] = adapter
+        self._publish()
+        return adapter
+
+    def _publish(self) -> None:
+        entries = self.present
+        self.ready = tuple(ServedAdapter(entry.name, entry.number, entry.owner) for entry in entries if entry.is_ready)
+        self.leaving = frozenset(entry.number for entry in entries if entry.leaving)

@@ -1,0 +1,212 @@
+"""`RuntimeAdapters`: loads adapters into the workers of all pipelines while they serve, and removes them.
+
+Every change names the adapters that stay, so that a pipeline loses whatever an earlier change has left behind. One
+change is made at a time. A pipeline that is formed gets the present adapters before it serves (`bring`), those that are
+being loaded, too: so the pipelines that serve always have all that requests may use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from orca_contract.topology import ModelSpec
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine.adapter_registry import PATH, AdapterRegistry, RuntimeAdapter, ServedAdapter
+from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.supervisor import PipelineSupervisor
+from orca_master.engine.workers import PipelineWorkers
+from orca_master.errors import ConfigurationError, EngineUnavailableError, ModelNotFoundError, RequestError
+
+logger = logging.getLogger(__name__)
+
+TURN_SECONDS = 300.0
+"""How long a change waits for those before it."""
+OFF = "adapters cannot be loaded while the server runs: start it with --enable-runtime-adapters DIR"
+
+
+class AdapterUsers(Protocol):
+    """The unfinished requests."""
+
+    def adapters(self) -> set[int]:
+        """Return the numbers of the adapters that they use."""
+
+    def fail_adapter(self, number: int, reason: str) -> None:
+        """Fail the requests that use an adapter."""
+
+
+class RuntimeAdapters:
+    """The adapters of the pipelines that are `serving`, beside those of `model`.
+
+    `folder`: the folder below which adapters may be loaded; None: none is ever loaded. Call `watch` first.
+    """
+
+    def __init__(self, model: ModelSpec, serving: Mapping[str, PipelineSupervisor], folder: Path | None) -> None:
+        names = [adapter.name for adapter in model.adapters]
+        self.registry = AdapterRegistry(len(names), (model.served_name, *names))
+        self._serving = serving
+        self._folder = folder
+        self._turn = asyncio.Lock()
+        self._removing: set[asyncio.Task[None]] = set()
+
+    def watch(self, users: AdapterUsers, on_change: Callable[[], None]) -> None:
+        """Set who uses the adapters, and what is called when those that requests may use have changed."""
+        self._users, self._on_change = users, on_change
+
+    def check_new(self, number: int) -> None:
+        """Raise ModelNotFoundError if no new request may use an adapter: it has left since the request was checked."""
+        if not self.registry.accepts(number):
+            raise ModelNotFoundError("the adapter is not loaded any more")
+
+    def check_held(self, number: int) -> None:
+        """Raise RequestError if workers have no such adapter."""
+        if not self.registry.holds(number):
+            raise RequestError(f"model: the workers have no adapter {number}", "model")
+
+    async def load(self, name: str, path: str, owner: str) -> None:
+        """Load an adapter for one owner; return when requests may use it.
+
+        Raises RequestError for a name, path or files that are refused, EngineUnavailableError if no pipeline serves.
+        """
+        folder = self._folder_of(path)
+        if not self._serving:
+            raise EngineUnavailableError("no pipeline serves: load the adapter later")
+        adapter = self.registry.begin(name, owner, folder)
+        try:
+            async with self._turns():
+                digest = await self._load(adapter)
+            self.registry.finish(adapter.number, digest)
+        except BaseException:
+            self.registry.remove(adapter.number)
+            raise
+        logger.info("adapter %r is loaded from %s", name, folder)
+        self._on_change()
+
+    async def unload(self, name: str, owner: str) -> None:
+        """Refuse new requests for an adapter of this owner; it is removed when the last accepted one has ended.
+
+        Raises RequestError if this owner has no such adapter.
+        """
+        if self._folder is None:
+            raise RequestError(OFF)
+        self.registry.leave(name, owner)
+        logger.info("adapter %r is unloaded", name)
+        self._on_change()
+
+    def settle(self) -> tuple[ServedAdapter, ...]:
+        """Remove the adapters that leave and that no unfinished request uses; return those that requests may use.
+
+        Call it whenever requests may have ended.
+        """
+        if self.registry.leaving and (unused := self.registry.leaving - self._users.adapters()):
+            for number in unused:
+                self.registry.remove(number)
+            task = asyncio.get_running_loop().create_task(self._remove())
+            self._removing.add(task)
+            task.add_done_callback(self._removing.discard)
+        return self.registry.ready
+
+    async def bring(self, workers: PipelineWorkers) -> None:
+        """Give workers that were formed the present adapters, and no others; raise WorkerLostError.
+
+        An adapter that they refuse is unloaded everywhere, and its requests end with an error: its files have changed
+        or are gone, so that no pipeline could compute the same again.
+        """
+        if self._folder is None:
+            return
+        await workers.change_adapters(self._numbers, None)
+        brought: set[int] = set()
+        while brought != (present := set(self._numbers)):  # it may change during each call
+            brought &= present
+            missing = next((adapter for adapter in self.registry.present if adapter.number not in brought), None)
+            if missing is None:
+                await workers.change_adapters(self._numbers, None)
+                continue
+            brought.add(missing.number)
+            try:
+                await workers.change_adapters(self._numbers, _message(missing))
+            except ConfigurationError as error:
+                self._lose(missing, str(error))
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    @property
+    def _numbers(self) -> list[int]:
+        return [adapter.number for adapter in self.registry.present]
+
+    def _folder_of(self, path: str) -> str:
+        """Return the path on the workers, which follow its links themselves; raise RequestError."""
+        if self._folder is None:
+            raise RequestError(OFF)
+        home = os.path.abspath(self._folder)
+        folder = os.path.normpath(os.path.join(home, path))
+        if "\0" in path or not folder.startswith(os.path.join(home, "")):
+            raise RequestError(f"{PATH}: a path below the folder of --enable-runtime-adapters is expected", PATH)
+        return folder
+
+    @contextlib.asynccontextmanager
+    async def _turns(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise EngineUnavailableError(f"other adapters have been loaded for {TURN_SECONDS:.0f} s") from error
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _load(self, adapter: RuntimeAdapter) -> str:
+        """Load an adapter into all pipelines that serve and return its digest; raise, and remove it from all."""
+        results = await self._change(_message(adapter))
+        digests = {result for result in results if isinstance(result, str)}
+        refusals = [result for result in results if isinstance(result, ConfigurationError)]
+        if len(digests) == 1 and not refusals:
+            return digests.pop()
+        self.registry.remove(adapter.number)
+        await self._change(None)
+        if refusals:
+            raise RequestError(f"{PATH}: {refusals[0]}", PATH)
+        if digests:
+            raise RequestError(f"{PATH}: the workers of different pipelines have different files there", PATH)
+        raise EngineUnavailableError("workers were lost while they loaded the adapter: load it again")
+
+    async def _remove(self) -> None:
+        with contextlib.suppress(EngineUnavailableError):  # the next change removes them
+            async with self._turns():
+                await self._change(None)
+
+    async def _change(self, loaded: pb.RuntimeAdapter | None) -> list[str | BaseException]:
+        """Change the adapters of all pipelines that serve; return digests, ConfigurationErrors and WorkerLostErrors."""
+        serving = list(self._serving.values())
+        results = await asyncio.gather(*(self._change_one(each, loaded) for each in serving), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ConfigurationError | WorkerLostError):
+                raise result
+        return results
+
+    async def _change_one(self, supervisor: PipelineSupervisor, loaded: pb.RuntimeAdapter | None) -> str:
+        workers = supervisor.workers
+        try:
+            return await workers.change_adapters(self._numbers, loaded)
+        except WorkerLostError as error:
+            if supervisor.workers is workers:
+                supervisor.give_up(error)  # its next formation has the present adapters
+            raise
+
+    def _lose(self, adapter: RuntimeAdapter, reason: str) -> None:
+        message = f"the adapter {adapter.name!r} could not be loaded again after a loss of workers: {reason}"
+        logger.error("%s", message)
+        self.registry.remove(adapter.number)
+        self._users.fail_adapter(adapter.number, message)
+        self._on_change()
+
+
+def _message(adapter: RuntimeAdapter) -> pb.RuntimeAdapter:
+    return pb.RuntimeAdapter(number=adapter.number, name=adapter.name, path=adapter.folder, digest=adapter.digest)

@@ -1,0 +1,243 @@
+"""Adapters that are loaded and removed while the engine runs: every pipeline that serves has them. Fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+from orca_contract.state import EngineState
+from orca_master.engine import supervisor as supervisor_module
+from orca_master.engine.config import EngineConfig, WorkerOwner
+from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.load_request import load_requests
+from orca_master.errors import ConfigurationError, EngineUnavailableError, ModelNotFoundError, RequestError
+from support.fake_engine import Engine, play, topology
+from support.fake_workers import continuation
+
+START = EngineConfig(
+    worker_owner=WorkerOwner.CLUSTER, recovery_timeout=600.0, max_batch_size=4, runtime_adapters=Path("/d")
+)
+KILLED = WorkerLostError("worker a:0: killed")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "RETRY_SECONDS", 0.001)
+
+
+def two() -> Engine:
+    return Engine(topology("a", "b"), START)
+
+
+async def both_serve(made: Engine) -> None:
+    await made.engine.start()
+    await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+
+
+def submit(made: Engine, name: str, adapter: int, length: int = 4) -> None:
+    made.engine.submit(dataclasses.replace(made.submission(name, (5, 6), length), adapter=adapter))
+
+
+def on_workers(made: Engine) -> list[dict[int, str]]:
+    return [made.cluster.newest(name).adapters for name in ("a", "b")]
+
+
+def served(made: Engine) -> list[tuple[str, int, str]]:
+    return [tuple(entry) for entry in made.engine.snapshot.adapters]
+
+
+def test_all_pipelines_load_an_adapter_before_requests_use_it():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        gate = made.cluster.newest("b").adapter_gate = asyncio.Event()
+        loading = asyncio.create_task(made.engine.adapters.load("x", "sub/x", "key"))
+        await made.until(lambda: on_workers(made)[0] == {1: "/d/sub/x"})
+        assert served(made) == []
+        with pytest.raises(ModelNotFoundError):
+            submit(made, "early", 1)
+        with pytest.raises(RequestError, match="taken"):
+            await made.engine.adapters.load("x", "y", "key")
+        gate.set()
+        await loading
+        assert on_workers(made) == [{1: "/d/sub/x"}, {1: "/d/sub/x"}]
+        assert served(made) == [("x", 1, "key")]
+        submit(made, "r", 1)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+
+    play(two, scene)
+
+
+@pytest.mark.parametrize("path", ["..", "../x", ".", "/d", "/dx", "/e/x", "x/../../d2", "/d/../etc", "a\0b"])
+def test_a_path_outside_of_the_folder_reaches_no_worker(path):
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        with pytest.raises(RequestError, match=r"^lora_path: a path below the folder") as refused:
+            await made.engine.adapters.load("x", path, "")
+        assert refused.value.field == "lora_path"
+        assert made.engine.adapters.registry.present == []
+
+    play(two, scene)
+
+
+def test_an_adapter_that_one_pipeline_refuses_is_removed_from_the_others():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        await made.engine.adapters.load("y", "y", "")
+        made.cluster.newest("b").adapter_errors = {"/d/x": ConfigurationError("x: no weights")}
+        with pytest.raises(RequestError, match=r"^lora_path: x: no weights$"):
+            await made.engine.adapters.load("x", "/d/x", "")
+        assert on_workers(made) == [{1: "/d/y"}, {1: "/d/y"}]
+        made.cluster.newest("b").adapter_errors = {}
+        await made.engine.adapters.load("x", "/d/x", "")
+        assert served(made) == [("y", 1, ""), ("x", 3, "")]
+
+    play(two, scene)
+
+
+def test_running_requests_finish_with_an_adapter_that_is_unloaded():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        await made.engine.adapters.load("x", "x", "")
+        for name in ("a", "b"):
+            made.cluster.newest(name).hangs = True
+        submit(made, "r", 1, 8)
+        await made.until(lambda: made.engine.snapshot.num_running == 1)
+        await made.engine.adapters.unload("x", "")
+        assert served(made) == []
+        with pytest.raises(ModelNotFoundError, match="not loaded any more"):
+            submit(made, "late", 1)
+        await made.engine.adapters.load("x", "other", "")
+        assert on_workers(made)[0] == {1: "/d/x", 2: "/d/other"}
+        for name in ("a", "b"):
+            made.cluster.newest(name).hangs = False
+        assert await made.collect(1) == {"r": continuation((5, 6), 8)}
+        await made.until(lambda: on_workers(made) == [{2: "/d/other"}] * 2)
+        assert [entry.number for entry in made.engine.adapters.registry.present] == [2]
+
+    play(two, scene)
+
+
+def test_a_cancelled_request_keeps_no_adapter():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        await made.engine.adapters.load("x", "x", "")
+        for name in ("a", "b"):
+            made.cluster.newest(name).hangs = True
+        submit(made, "r", 1, 8)
+        await made.engine.adapters.unload("x", "")
+        assert made.engine.adapters.registry.leaving == {1}
+        made.engine.cancel("r")
+        await made.until(lambda: on_workers(made) == [{}, {}])
+
+    play(two, scene)
+
+
+def test_a_pipeline_that_is_formed_again_has_the_adapters_before_it_serves():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        await made.engine.adapters.load("x", "x", "")
+        await made.engine.adapters.load("y", "y", "")
+        await made.engine.adapters.unload("y", "")
+        made.cluster.newest("a").hangs = True
+        submit(made, "r", 1, 8)
+        await made.until(lambda: made.engine.snapshot.num_running == 1)
+        made.cluster.newest("a").lose(KILLED)
+        assert await made.collect(1) == {"r": continuation((5, 6), 8)}
+        assert len(made.cluster.formed["a"]) == 2
+        assert made.cluster.newest("a").adapters == {1: "/d/x"}
+
+    play(lambda: Engine(topology("a"), START), scene)
+
+
+def test_an_adapter_that_is_loaded_during_a_formation_comes_to_that_pipeline_too():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        await made.engine.adapters.load("x", "x", "")
+        gate = asyncio.Event()
+        make = made.cluster.make
+
+        def gated(*arguments: object) -> object:
+            workers = make(*arguments)  # type: ignore[arg-type]
+            workers.adapter_gate = gate
+            return workers
+
+        made.engine._pipelines._supervisors["b"]._make_workers = gated  # type: ignore[assignment]
+        made.cluster.newest("b").lose(KILLED)
+        await made.until(lambda: len(made.cluster.formed["b"]) == 2)
+        await made.engine.adapters.load("y", "y", "")
+        assert [entry.id for entry in made.engine._pipelines.serving.values()] == ["a"]
+        gate.set()
+        await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+        assert on_workers(made) == [{1: "/d/x", 2: "/d/y"}] * 2
+
+    play(two, scene)
+
+
+def test_an_adapter_whose_files_have_changed_is_lost_with_its_requests_and_no_others():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        await made.engine.adapters.load("x", "x", "")
+        await made.engine.adapters.load("y", "y", "")
+        for name in ("a", "b"):
+            made.cluster.newest(name).hangs = True
+        made.cluster.hang = True
+        for index in range(2):  # each pipeline computes one of them, and the next request waits
+            submit(made, f"x{index}", 1, 8)
+        submit(made, "y", 2, 8)
+        await made.until(lambda: made.engine.snapshot.num_running == 2)
+        made.cluster.adapter_errors["/d/x"] = ConfigurationError("x: the files have changed")
+        made.cluster.newest("a").lose(KILLED)
+        for index in range(2):
+            error = "the adapter 'x' could not be loaded again after a loss of workers: x: the files have changed"
+            assert await made.ended(f"x{index}") == error
+        for name in ("a", "b"):
+            made.cluster.newest(name).hangs = False
+        assert await made.collect(1) == {"y": continuation((5, 6), 8)}
+        assert served(made) == [("y", 2, "")]
+        assert made.cluster.newest("a").adapters == {2: "/d/y"}
+
+    play(two, scene)
+
+
+def test_workers_that_are_lost_while_they_load_load_it_when_they_are_formed_again():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        made.cluster.newest("b").adapter_errors = {"/d/x": KILLED}
+        await made.engine.adapters.load("x", "x", "")
+        await made.until(lambda: len(made.cluster.formed["b"]) == 2 and len(made.engine._pipelines.serving) == 2)
+        assert on_workers(made) == [{1: "/d/x"}] * 2
+
+    play(two, scene)
+
+
+def test_without_a_pipeline_nothing_is_loaded():
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.refusals["a"] = [WorkerLostError("not there")] * 100_000
+        made.cluster.newest("a").adapter_errors = {"/d/x": KILLED}
+        with pytest.raises(EngineUnavailableError, match="workers were lost"):
+            await made.engine.adapters.load("x", "x", "")
+        await made.until(lambda: made.engine.snapshot.state is EngineState.RECOVERING)
+        with pytest.raises(EngineUnavailableError, match="no pipeline serves"):
+            await made.engine.adapters.load("x", "x", "")
+        assert made.engine.adapters.registry.present == []
+
+    play(lambda: Engine(topology("a"), START), scene)
+
+
+def test_without_the_option_workers_hear_nothing_of_adapters():
+    async def scene(made: Engine) -> None:
+        made.cluster.adapter_errors["/d/x"] = KILLED
+        await made.engine.start()
+        for change in (made.engine.adapters.load("x", "x", ""), made.engine.adapters.unload("x", "")):
+            with pytest.raises(RequestError, match="--enable-runtime-adapters DIR"):
+                await change
+
+    off = dataclasses.replace(START, runtime_adapters=None)
+    play(lambda: Engine(topology("a"), off), scene)
+    (without,), (changing,) = (
+        load_requests(topology("a").pipelines[0], topology("a"), config) for config in (off, START)
+    )
+    assert (without.runtime_adapters, changing.runtime_adapters) == ("", "/d")
