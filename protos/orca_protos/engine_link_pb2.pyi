@@ -106,7 +106,7 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_FAULT: FinishReason
 
 class ToMaster(_message.Message):
-    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events")
+    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events", "load_adapter", "unload_adapter")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ASK_METRICS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class ToMaster(_message.Message):
     END_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ASK_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     release: Release
     ask_metrics: AskMetrics
@@ -129,7 +131,31 @@ class ToMaster(_message.Message):
     end_response: EndResponse
     cancel_response: CancelResponse
     ask_events: AskEvents
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ...) -> None: ...
+    load_adapter: LoadAdapter
+    unload_adapter: UnloadAdapter
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
+
+class LoadAdapter(_message.Message):
+    __slots__ = ("number", "name", "path", "owner")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    path: str
+    owner: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapter(_message.Message):
+    __slots__ = ("number", "name", "owner")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    owner: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class StoreResponse(_message.Message):
     __slots__ = ("number", "stored")
@@ -358,7 +384,7 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling", "adapters")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling", "adapters", "runtime_adapters")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +405,7 @@ class EndpointConfig(_message.Message):
     STORED_RESPONSES_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_POOLING_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model_names: _containers.RepeatedScalarFieldContainer[str]
     chat_template: bytes
     request_timeout: float
@@ -399,7 +426,8 @@ class EndpointConfig(_message.Message):
     stored_responses: StoreLimits
     embedding_pooling: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    runtime_adapters: bool
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., runtime_adapters: _Optional[bool] = ...) -> None: ...
 
 class StoreLimits(_message.Message):
     __slots__ = ("count", "num_bytes", "seconds")
@@ -442,7 +470,7 @@ class HttpLimits(_message.Message):
     def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ..., max_requests_per_connection: _Optional[int] = ..., handshake_timeout: _Optional[float] = ..., idle_seconds_when_full: _Optional[float] = ..., busy_seconds_when_full: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait", "drain_timeout")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait", "drain_timeout", "adapters")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +484,7 @@ class EngineStatus(_message.Message):
     EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
     MAX_EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
@@ -469,7 +498,18 @@ class EngineStatus(_message.Message):
     expected_wait: float
     max_expected_wait: float
     drain_timeout: float
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ..., drain_timeout: _Optional[float] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[ServedAdapter]
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[ServedAdapter, _Mapping]]] = ...) -> None: ...
+
+class ServedAdapter(_message.Message):
+    __slots__ = ("name", "number", "owner")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Recovery(_message.Message):
     __slots__ = ("since", "usual", "longest_wait")

@@ -22,6 +22,8 @@ from orca_master.endpoint import resumable as resumable_module
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
+from orca_master.endpoint.served_models import ServedModels
+from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
@@ -29,7 +31,7 @@ from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import Observers, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
-from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, ModelNotFoundError, QueueFullError
 from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
 from orca_master.journal.journal import Journal
@@ -369,6 +371,28 @@ def test_no_request_fills_the_journal_with_log_probabilities_of_its_prompts(tmp_
     asyncio.run(play())
 
 
+def test_a_request_of_an_adapter_that_the_next_master_lacks_is_not_recorded(tmp_path):
+    """The next master would continue it with the model itself."""
+
+    async def play() -> None:
+        engine = Idle((ServedAdapter("loaded", 2, "key"),))
+        models = ServedModels(("m",), ("start",), engine)
+        generator = Generator(engine, TextCodec(tmp_path), None, 1 << 20, adapters=("start",), models=models)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+
+        def is_recorded(model: str) -> bool:
+            body = CompletionRequest(model=model, prompt=[1])
+            generation = generator.prepare("cmpl-", body, [[1]], 4, None, owner="key")
+            return resumable.accept("completions", body, generation, "key") is not None
+
+        assert [is_recorded(model) for model in ("m", "start", "loaded")] == [True, True, False]
+        with pytest.raises(ModelNotFoundError, match="'unloaded' does not exist"):
+            is_recorded("unloaded")
+        await resumable.close()
+
+    asyncio.run(play())
+
+
 def test_a_server_that_stops_before_it_resumes_ends_the_streams_that_wait(tmp_path):
     """Otherwise they would hold the server up until its connections are cut, with a traceback in the log."""
 
@@ -407,9 +431,13 @@ def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
 class Idle(EngineClient):
     """Accepts requests and never generates."""
 
+    def __init__(self, adapters: tuple[ServedAdapter, ...] = ()) -> None:
+        self.adapters = adapters
+
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(EngineState.STOPPED, "", False, 100, 64, 64, Progress(), 10, 1000, Recovery())
+        status = EngineStatus(EngineState.STOPPED, "", False, 100, 64, 64, Progress(), 10, 1000, Recovery())
+        return replace(status, adapters=self.adapters)
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -34,6 +34,7 @@ from orca_master.api_processes.link_messages import (
     FromMaster,
     Hello,
     LinkError,
+    LoadAdapter,
     Outputs,
     Release,
     ResponsesChanged,
@@ -41,6 +42,7 @@ from orca_master.api_processes.link_messages import (
     StoreResponse,
     Submit,
     ToMaster,
+    UnloadAdapter,
 )
 from orca_master.api_processes.link_requests import MAX_TEXT
 from orca_master.endpoint.config import EndpointConfig
@@ -52,6 +54,7 @@ from orca_master.endpoint.response_store import (
     StoredResponse,
     StoreLimits,
 )
+from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
@@ -129,6 +132,7 @@ configs = build(
     EndpointConfig,
     model_names=st.lists(texts, max_size=3).map(tuple),
     adapters=st.lists(texts, max_size=3).map(tuple),
+    runtime_adapters=st.booleans(),
     embedding_pooling=texts,
     tool_call_parser=texts,
     reasoning_parser=texts,
@@ -172,6 +176,7 @@ statuses = build(
     expected_wait=floats,
     max_expected_wait=floats,
     drain_timeout=floats,
+    adapters=st.lists(build(ServedAdapter, name=texts, number=uint32, owner=texts), max_size=3).map(tuple),
 )
 float32s = st.floats(allow_nan=False, width=32)
 logprobs = st.builds(
@@ -205,6 +210,8 @@ to_master = st.one_of(
     build(Submit, number=uint64, submission=submissions),
     build(Release, request_id=texts, ended_as=st.sampled_from([None, "stop", "abort"])),
     build(AskMetrics, number=uint64),
+    build(LoadAdapter, number=uint64, name=texts, path=texts, owner=texts),
+    build(UnloadAdapter, number=uint64, name=texts, owner=texts),
     build(StoreResponse, number=uint64, stored=stored),
     build(AskResponses, number=uint64, owner=texts, response_id=ids, with_previous=st.booleans()),
     build(DeleteResponse, number=uint64, owner=texts, response_id=ids),
@@ -227,6 +234,8 @@ CARRIED = {
     Submit: pb.Submit,
     Release: pb.Release,
     AskMetrics: pb.AskMetrics,
+    LoadAdapter: pb.LoadAdapter,
+    UnloadAdapter: pb.UnloadAdapter,
     StoreResponse: pb.StoreResponse,
     StoredResponse: pb.StoredResponse,
     AskResponses: pb.AskResponses,

@@ -19,6 +19,7 @@ from pathlib import Path
 from orca_protos.http import serving
 from orca_protos.log_lines import configure_logging
 
+from orca_master.api_processes.remote_adapters import RemoteAdapters
 from orca_master.api_processes.remote_engine import connect
 from orca_master.api_processes.remote_store import RemoteStore
 from orca_master.endpoint.application import create_app
@@ -42,6 +43,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     endpoint = Endpoint(
         config, engine, TextCodec(path), ChatTemplate(path, config.chat_template), store=RemoteStore(engine)
     )
+    endpoint.adapter_loader = RemoteAdapters(engine) if config.runtime_adapters else None
     listening = asyncio.create_task(engine.listen())
     stopped = asyncio.create_task(stop.wait())
     freeze_and_bound()

@@ -13,7 +13,6 @@ from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError
 from orca_contract.model_choices import Pooling
-from orca_contract.state import EngineState
 from orca_protos import engine_link_pb2 as pb
 from orca_protos.http_limits import HttpLimits
 
@@ -23,20 +22,21 @@ from orca_master.api_processes.link_messages import (
     FromMaster,
     Hello,
     LinkError,
+    LoadAdapter,
     Outputs,
     Release,
     ResponsesChanged,
     StopResponse,
     Submit,
     ToMaster,
+    UnloadAdapter,
 )
 from orca_master.api_processes.link_requests import fill_outputs, fill_submission, outputs_of, submission_of, text
 from orca_master.api_processes.link_responses import fill_response_message, response_message_of
+from orca_master.api_processes.link_status import fill_status, status_of
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.response_store import StoreLimits
 from orca_master.engine.engine_client import EngineStatus
-from orca_master.engine.progress import Progress
-from orca_master.engine.recovery import Recovery
 from orca_master.errors import (
     EngineError,
     EngineUnavailableError,
@@ -61,15 +61,6 @@ _STORE_LIMITS = tuple(field.name for field in dataclasses.fields(StoreLimits))
 _ERROR_KINDS = {cls: kind for kind, cls in ERROR_CLASSES.items()}
 _ENDED_AS = {None: pb.ENDED_AS_NOT_COUNTED, "stop": pb.ENDED_AS_STOP, "abort": pb.ENDED_AS_ABORT}
 _ENDED_AS_OF_NUMBER: dict[int, str | None] = {number: ended_as for ended_as, number in _ENDED_AS.items()}
-_STATES = {
-    EngineState.LOADING: pb.ENGINE_STATE_LOADING,
-    EngineState.SERVING: pb.ENGINE_STATE_SERVING,
-    EngineState.RECOVERING: pb.ENGINE_STATE_RECOVERING,
-    EngineState.PAUSED: pb.ENGINE_STATE_PAUSED,
-    EngineState.FAILED: pb.ENGINE_STATE_FAILED,
-    EngineState.STOPPED: pb.ENGINE_STATE_STOPPED,
-}
-_STATE_OF_NUMBER: dict[int, EngineState] = {number: state for state, number in _STATES.items()}
 Envelope = TypeVar("Envelope", pb.ToMaster, pb.FromMaster)
 
 
@@ -87,6 +78,12 @@ def encode_to_master(message: ToMaster) -> bytes:
             envelope.release.ended_as = _ENDED_AS[ended_as]
         case AskMetrics(number):
             envelope.ask_metrics.number = number
+        case LoadAdapter(number, name, path, owner):
+            load = envelope.load_adapter
+            load.number, load.name, load.path, load.owner = number, name, path, owner
+        case UnloadAdapter(number, name, owner):
+            unload = envelope.unload_adapter
+            unload.number, unload.name, unload.owner = number, name, owner
         case _:
             fill_response_message(envelope, message)
     return envelope.SerializeToString()
@@ -105,6 +102,12 @@ def decode_to_master(data: bytes) -> ToMaster:
             return Release(release.request_id, _ENDED_AS_OF_NUMBER[release.ended_as])
         case "ask_metrics":
             return AskMetrics(envelope.ask_metrics.number)
+        case "load_adapter":
+            load = envelope.load_adapter
+            return LoadAdapter(load.number, load.name, load.path, load.owner)
+        case "unload_adapter":
+            unload = envelope.unload_adapter
+            return UnloadAdapter(unload.number, unload.name, unload.owner)
         case None:
             raise LinkError("a message without content")
         case name:
@@ -124,7 +127,7 @@ def encode_from_master(message: FromMaster) -> bytes:
             if error is not None:
                 _fill_error(envelope.answer.error, error)
         case EngineStatus():
-            _fill_status(envelope.status, message)
+            fill_status(envelope.status, message)
         case ResponsesChanged(response_ids):
             envelope.responses_changed.SetInParent()
             envelope.responses_changed.response_ids.extend(response_ids)
@@ -134,7 +137,7 @@ def encode_from_master(message: FromMaster) -> bytes:
         case Hello(model_path, config, status):
             envelope.hello.model_path = os.fsencode(model_path)
             _fill_config(envelope.hello.config, config)
-            _fill_status(envelope.hello.status, status)
+            fill_status(envelope.hello.status, status)
     return envelope.SerializeToString()
 
 
@@ -149,14 +152,14 @@ def decode_from_master(data: bytes) -> FromMaster:
             value = answer.value if answer.HasField("value") else None
             return Answer(answer.number, value, _error_of(answer.error) if answer.HasField("error") else None)
         case "status":
-            return _status_of(envelope.status)
+            return status_of(envelope.status)
         case "responses_changed":
             return ResponsesChanged(list(envelope.responses_changed.response_ids))
         case "stop_response":
             return StopResponse(envelope.stop_response.response_id)
         case "hello":
             hello = envelope.hello
-            return Hello(Path(os.fsdecode(hello.model_path)), _config_of(hello.config), _status_of(hello.status))
+            return Hello(Path(os.fsdecode(hello.model_path)), _config_of(hello.config), status_of(hello.status))
     raise LinkError("a message without content")
 
 
@@ -202,6 +205,7 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.log_format = config.log_format
     message.embedding_pooling = config.embedding_pooling
     message.adapters.extend(config.adapters)
+    message.runtime_adapters = config.runtime_adapters
     message.tool_call_parser = config.tool_call_parser
     message.reasoning_parser = config.reasoning_parser
     message.log_level = config.log_level
@@ -227,6 +231,7 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         num_processes=message.num_processes,
         embedding_pooling=cast("Pooling", message.embedding_pooling),
         adapters=tuple(message.adapters),
+        runtime_adapters=message.runtime_adapters,
         tool_call_parser=message.tool_call_parser,
         reasoning_parser=message.reasoning_parser,
         log_format=message.log_format,
@@ -234,55 +239,4 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         allowed_hosts=tuple(message.allowed_hosts),
         http=HttpLimits(**{field: getattr(message.http, field) for field in _HTTP_LIMITS}),
         stored_responses=StoreLimits(**{field: getattr(message.stored_responses, field) for field in _STORE_LIMITS}),
-    )
-
-
-def _fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
-    message.state = _STATES[status.state]
-    message.failure = text(status.failure)
-    message.draining = status.draining
-    message.vocabulary_size = status.vocabulary_size
-    message.max_model_len = status.max_model_len
-    message.num_slots = status.num_slots
-    progress = status.progress
-    message.progress.num_iterations = progress.num_iterations
-    message.progress.num_unfinished = progress.num_unfinished
-    message.progress.num_running = progress.num_running
-    message.progress.num_waiting = progress.num_waiting
-    message.progress.since = progress.since
-    message.progress.stall_timeout = progress.stall_timeout
-    message.max_queued_requests = status.max_queued_requests
-    message.max_queued_tokens = status.max_queued_tokens
-    message.recovery.since = status.recovery.since
-    message.recovery.usual = status.recovery.usual
-    message.recovery.longest_wait = status.recovery.longest_wait
-    message.expected_wait = status.expected_wait
-    message.max_expected_wait = status.max_expected_wait
-    message.drain_timeout = status.drain_timeout
-
-
-def _status_of(message: pb.EngineStatus) -> EngineStatus:
-    if message.state not in _STATE_OF_NUMBER:
-        raise LinkError(f"unknown engine state {message.state}")
-    return EngineStatus(
-        _STATE_OF_NUMBER[message.state],
-        message.failure,
-        message.draining,
-        message.vocabulary_size,
-        message.max_model_len,
-        message.num_slots,
-        Progress(
-            message.progress.num_iterations,
-            message.progress.num_unfinished,
-            message.progress.num_running,
-            message.progress.num_waiting,
-            message.progress.since,
-            message.progress.stall_timeout,
-        ),
-        message.max_queued_requests,
-        message.max_queued_tokens,
-        Recovery(message.recovery.since, message.recovery.usual, message.recovery.longest_wait),
-        message.expected_wait,
-        message.max_expected_wait,
-        message.drain_timeout,
     )

@@ -41,6 +41,25 @@ class AskMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Loads an adapter. The Answer with the same number has no value, or the error of AdapterLoader.load."""
+
+    number: int
+    name: str
+    path: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Unloads an adapter. The Answer with the same number has no value, or the error of AdapterLoader.unload."""
+
+    number: int
+    name: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreResponse:
     """Stores a response. The Answer with the same number has True (b"1") or False (b"") of ResponseStore.put."""
 
@@ -171,5 +190,5 @@ class StopResponse:
     response_id: str
 
 
-ToMaster: TypeAlias = Submit | Release | AskMetrics | ResponseMessage
+ToMaster: TypeAlias = Submit | Release | AskMetrics | LoadAdapter | UnloadAdapter | ResponseMessage
 FromMaster: TypeAlias = Hello | Answer | Outputs | EngineStatus | ResponsesChanged | StopResponse

@@ -23,14 +23,17 @@ from orca_master.api_processes.link_messages import (
     FromMaster,
     Hello,
     LinkError,
+    LoadAdapter,
     Outputs,
     Release,
     Submit,
     ToMaster,
+    UnloadAdapter,
 )
 from orca_master.api_processes.response_server import ResponseLink, ResponseServer
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.memory_store import MemoryStore
+from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import RequestError
@@ -48,10 +51,16 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class EngineServer:
-    """Server for API processes; `listening` opens the socket. `model_path` and `config` are sent in Hello."""
+    """Server for API processes; `listening` opens the socket. `model_path` and `config` are sent in Hello.
 
-    def __init__(self, engine: EngineClient, model_path: Path, config: EndpointConfig) -> None:
+    `loader`: None without --enable-runtime-adapters.
+    """
+
+    def __init__(
+        self, engine: EngineClient, model_path: Path, config: EndpointConfig, loader: AdapterLoader | None = None
+    ) -> None:
         self._engine = engine
+        self._loader = loader
         self._responses = ResponseServer(MemoryStore(config.stored_responses))
         self._model_path = model_path
         self._config = config
@@ -123,8 +132,20 @@ class EngineServer:
                     self._release(request_id, ended_as)
             case AskMetrics(number):
                 await link.answer(number, self._engine.metrics())
+            case LoadAdapter(number) | UnloadAdapter(number):
+                await link.answer(number, self._change_adapters(message))
             case _:
                 await link.answer(message.number, self._responses.answer(link.responses, message))
+
+    async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Load or unload an adapter; the processes learn of it before the answer."""
+        if self._loader is None:
+            raise RequestError("the master runs without --enable-runtime-adapters")
+        if isinstance(message, LoadAdapter):
+            await self._loader.load(message.name, message.path, message.owner)
+        else:
+            await self._loader.unload(message.name, message.owner)
+        self.announce()
 
     def _submit(self, link: _Link, submission: Submission) -> Coroutine[None, None, None]:
         """Submit a request immediately; the coroutine raises the error of a refusal."""

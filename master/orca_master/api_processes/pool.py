@@ -20,6 +20,7 @@ from pathlib import Path
 
 from orca_master.api_processes.link_server import EngineServer
 from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import EngineUnavailableError
 
@@ -105,12 +106,16 @@ class ApiProcesses:
 
 @contextlib.asynccontextmanager
 async def api_processes(
-    engine: EngineThread, model_path: Path, config: EndpointConfig, listeners: Sequence[socket.socket]
+    engine: EngineThread,
+    model_path: Path,
+    config: EndpointConfig,
+    listeners: Sequence[socket.socket],
+    loader: AdapterLoader | None = None,
 ) -> AsyncIterator[ApiProcesses]:
-    """Run one API process per listener inside the `async with` block."""
+    """Run one API process per listener inside the `async with` block. `loader`: see EngineServer."""
     with tempfile.TemporaryDirectory(prefix="orca-") as folder:
         path = Path(folder) / "engine.sock"
-        server = EngineServer(engine, model_path, config)
+        server = EngineServer(engine, model_path, config, loader)
         async with server.listening(path):
             processes = ApiProcesses(engine, server, path, listeners)
             try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from orca_master.bodies.adapter_requests import LoadAdapterRequest, UnloadAdapterRequest
 from orca_master.bodies.batch_requests import BatchRequest
 from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.lengths import Lengths
@@ -30,6 +31,8 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "response": TypeAdapter(ResponseRequest),
     "embedding": TypeAdapter(EmbeddingRequest),
     "batch": TypeAdapter(BatchRequest),
+    "load_adapter": TypeAdapter(LoadAdapterRequest),
+    "unload_adapter": TypeAdapter(UnloadAdapterRequest),
     "tokenize": TypeAdapter(TokenizeRequest),
     "detokenize": TypeAdapter(DetokenizeRequest),
 }

@@ -18,6 +18,7 @@ from orca_contract.model_choices import (
     quantization_refusal,
 )
 
+from orca_master.commands.adapter_options import add_adapter_options
 from orca_master.commands.argument_types import positive
 from orca_master.errors import ConfigurationError
 from orca_master.text.reasoning import REASONING_FORMATS
@@ -76,6 +77,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=DIR",
         help="adapters (LoRA) in PEFT's format, repeatable: requests choose one by its name as the model (none)",
     )
+    add_adapter_options(parser)
     parser.add_argument(
         "--embedding-pooling",
         choices=get_args(Pooling),

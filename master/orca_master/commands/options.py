@@ -213,6 +213,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_recovery_wait=float(arguments.max_recovery_wait),
         drain_timeout=float(arguments.drain_timeout),
         iteration_log=arguments.iteration_log,
+        runtime_adapters=arguments.enable_runtime_adapters,
     )
 
 
@@ -253,6 +254,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
         model_names=model_names,
         chat_template=arguments.chat_template,
         adapters=adapters,
+        runtime_adapters=arguments.enable_runtime_adapters is not None,
         embedding_pooling=arguments.embedding_pooling,
         tool_call_parser=arguments.tool_call_parser,
         reasoning_parser=arguments.reasoning_parser,

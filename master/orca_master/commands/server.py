@@ -33,6 +33,7 @@ from orca_master.endpoint.batch_calls import BatchCalls
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.resumable import ResumableRequests
+from orca_master.engine.adapter_calls import EngineAdapters
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import EngineObserver, Observers
@@ -69,7 +70,13 @@ async def run_server(
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
     engine = make_engine(topology, config, metrics, ports.restarted)
-    endpoint = Endpoint(endpoint_config, engine, codec, template)
+    endpoint = Endpoint(
+        endpoint_config,
+        engine,
+        codec,
+        template,
+        adapter_loader=EngineAdapters(engine) if endpoint_config.runtime_adapters else None,
+    )
     async with contextlib.AsyncExitStack() as stack:
         journal_status: Callable[[], JournalStatus] = no_journal
         if ports.parent is not None:
@@ -89,7 +96,9 @@ async def run_server(
                 await asyncio.wait({formed, stopped}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             front: Endpoint | ApiProcesses = endpoint
             if endpoint_config.num_processes:
-                front = await stack.enter_async_context(api_processes(engine, path, endpoint_config, ports.api))
+                front = await stack.enter_async_context(
+                    api_processes(engine, path, endpoint_config, ports.api, endpoint.adapter_loader)
+                )
                 ended: asyncio.Future[Any] = front.ended
             else:
                 await stack.enter_async_context(template)

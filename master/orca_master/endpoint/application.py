@@ -1,9 +1,9 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/embeddings in embeddings.py, /v1/messages in
-messages.py, /v1/responses in responses.py, /v1/files and /v1/batches in file_routes.py and batch_routes.py. Order of
-middleware, outermost first: request id and access log → errors of messages → Host → CORS → API key → body limits →
-early refusal.
+messages.py, /v1/responses in responses.py, /v1/files and /v1/batches in file_routes.py and batch_routes.py, the loading
+of adapters in adapter_routes.py. Order of middleware, outermost first: request id and access log → errors of messages →
+Host → CORS → API key → body limits → early refusal.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 
 from orca_master.bodies.tokenize_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.bodies.validation import described
+from orca_master.endpoint.adapter_routes import add_adapters
 from orca_master.endpoint.allowed_hosts import AllowedHosts
 from orca_master.endpoint.api_keys import KeyRing
 from orca_master.endpoint.batch_routes import add_batches
@@ -36,7 +37,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.file_routes import add_files
 from orca_master.endpoint.messages import add_messages
 from orca_master.endpoint.messages_errors import MessagesErrors
-from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds
+from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds, owner_of
 from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
 from orca_master.endpoint.requests_route import add_requests
 from orca_master.endpoint.responding import error_response, queue_full_response
@@ -73,6 +74,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     add_stored_responses(app, endpoint)
     add_files(app, endpoint)
     add_batches(app, endpoint)
+    add_adapters(app, endpoint)
     if endpoint.resumable is not None:
         add_requests(app, endpoint, endpoint.resumable)
     _add_models_and_text(app, endpoint)
@@ -96,7 +98,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.add_middleware(MessagesErrors)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
     # Cached, because /openapi.json needs no key, and creating the schema takes 0.1 s.
-    names = (*config.model_names, *config.adapters)
+    names = () if config.runtime_adapters else (*config.model_names, *config.adapters)
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, names))
     app.openapi = lambda: schema(  # type: ignore[method-assign]
         endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest
@@ -163,20 +165,20 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
 def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/v1/models", response_model=ModelList)
-    async def models() -> ModelList:
-        """List all names of the served model."""
-        return ModelList(data=endpoint.cards())
+    async def models(request: Request) -> ModelList:
+        """List all names of the served model, and its adapters."""
+        return ModelList(data=endpoint.cards(owner_of(request)))
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard)
-    async def model(model: str) -> ModelCard:
+    async def model(model: str, request: Request) -> ModelCard:
         """Return one model."""
-        endpoint.check(model)
-        return next(card for card in endpoint.cards() if card.id == model)
+        endpoint.check(model, owner_of(request))
+        return endpoint.card(model)
 
     @app.post("/tokenize", response_model=Tokenized)
-    async def tokenize(body: TokenizeRequest) -> Tokenized:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:
         """Convert text or messages to token ids."""
-        endpoint.check(body.model)
+        endpoint.check(body.model, owner_of(request))
         if isinstance(body, TokenizeChatRequest):
             text = await endpoint.template.render(body.messages, body.add_generation_prompt, {}, body.tools)
             tokens = await endpoint.encode(text, "messages", add_special_tokens=False)
@@ -185,9 +187,9 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.status.max_model_len)
 
     @app.post("/detokenize", response_model=Detokenized)
-    async def detokenize(body: DetokenizeRequest) -> Detokenized:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Detokenized:
         """Convert token ids to text."""
-        endpoint.check(body.model)
+        endpoint.check(body.model, owner_of(request))
         return Detokenized(prompt=endpoint.codec.decode(list(body.tokens)))
 
 
@@ -222,7 +224,7 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
 
 
 def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, longest: int) -> dict[str, Any]:
-    """Return the OpenAPI schema with the model's names and limits (limits that are 0 are not known yet)."""
+    """Return the OpenAPI schema with the model's names (none: they change) and limits (0: they are not known yet)."""
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     parts = schema["components"]["schemas"]
     for name in (
@@ -236,7 +238,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
         "TokenizeChatRequest",
         "DetokenizeRequest",
     ):
-        parts[name]["properties"]["model"] = {"type": "string", "enum": list(model_names)}
+        parts[name]["properties"]["model"] = {"type": "string"} | ({"enum": list(model_names)} if model_names else {})
     if vocabulary_size:
         _limit(parts, "maximum", 2**31 - 1, vocabulary_size - 1)
     for name in ("CompletionRequest", "ChatCompletionRequest", "MessagesRequest", "ResponseRequest"):

@@ -181,9 +181,12 @@ def _finish_reason(parser: AnswerParser, piece: Piece) -> Literal["stop", "lengt
     return "tool_calls" if parser.ends_with_calls and piece.finish_reason == "stop" else piece.finish_reason
 
 
-async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest) -> list[int]:
-    """Return the tokens of the messages of a request, rendered by the chat template; raise what refuses them."""
-    endpoint.check(body.model)
+async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest, owner: str) -> list[int]:
+    """Return the tokens of the messages, rendered by the chat template; raise what refuses them.
+
+    `owner`: digest of the client's key.
+    """
+    endpoint.check(body.model, owner)
     endpoint.answers.check(body)
     tools = body.tools if body.tool_names else ()
     options = body.template_options
@@ -210,7 +213,7 @@ def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
 
 async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, request: Request, prefix: str) -> Generation:
     """Render and check a conversation, and return the generation of its next message, with an id after `prefix`."""
-    prompt = await chat_prompt(endpoint, body)
+    prompt = await chat_prompt(endpoint, body, owner_of(request))
     # Default as in vLLM: the rest of the context.
     max_tokens = body.max_completion_tokens or body.max_tokens or room_after(endpoint, prompt)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

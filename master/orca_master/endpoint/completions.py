@@ -174,7 +174,7 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/v1/completions", response_model=Completion)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Generate text that continues a prompt."""
-        endpoint.check(body.model)
+        endpoint.check(body.model, owner_of(request))
         prompts = await token_prompts(body, endpoint)
         timeout = requested_timeout(request.headers)
         generation = endpoint.generator.prepare(

@@ -27,7 +27,7 @@ def default_hosts(listen_host: str) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
     """Options of the endpoint. `model_names`: responses contain the first. `adapters`: names of adapters, by
-    number. Times in seconds.
+    number. `runtime_adapters`: others may be loaded while the server runs. Times in seconds.
 
     `tool_call_parser`, `reasoning_parser`: see `AnswerFormat.of`. `api_keys`: hexadecimal SHA-256 digests;
     `api_key_file` adds more, initially `api_key_file_digests`. Without any digest no key is needed. `num_processes`:
@@ -39,6 +39,7 @@ class EndpointConfig:
     model_names: tuple[str, ...]
     chat_template: Path | None = None
     adapters: tuple[str, ...] = ()
+    runtime_adapters: bool = False
     embedding_pooling: Pooling = "last"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "none"

@@ -23,9 +23,11 @@ from orca_master.endpoint.openai_answers import ModelCard
 from orca_master.endpoint.response_store import ResponseStore
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
+from orca_master.endpoint.served_models import ServedModels
+from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.request_limits import check_wait
-from orca_master.errors import EngineUnavailableError, ModelNotFoundError
+from orca_master.errors import EngineUnavailableError
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.encoder import Encoder
 from orca_master.text.tokenizer import TextCodec
@@ -39,6 +41,7 @@ class Endpoint:
     engine: EngineClient
     codec: TextCodec
     template: ChatTemplate
+    models: ServedModels = field(init=False)
     generator: Generator = field(init=False)
     answers: AnswerFormat = field(init=False)
     _encoder: Encoder = field(init=False)
@@ -51,6 +54,8 @@ class Endpoint:
     """Stored responses of /v1/responses."""
     batches: Batches | None = None
     """The files and batches, None without --batch-directory."""
+    adapter_loader: AdapterLoader | None = None
+    """None without --enable-runtime-adapters."""
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -58,6 +63,7 @@ class Endpoint:
         self.responses = MemoryStore(self.config.stored_responses) if store is None else store
         self._encoder = Encoder(self.codec)
         self.answers = AnswerFormat.of(self.config.tool_call_parser, self.config.reasoning_parser, self.template.source)
+        self.models = ServedModels(self.config.model_names, self.config.adapters, self.engine)
         self.generator = Generator(
             self.engine,
             self.codec,
@@ -65,6 +71,7 @@ class Endpoint:
             self.config.http.max_unread_bytes,
             self.answers,
             self.config.adapters,
+            self.models,
         )
 
     @property
@@ -74,16 +81,16 @@ class Endpoint:
 
     def name_of(self, model: str | None) -> str:
         """Return the name in responses to a request for `model`: that of the model, or of an adapter."""
-        return model if model is not None and model in self.config.adapters else self.model_name
+        return self.models.name_of(model)
 
-    def check(self, model: str | None) -> None:
-        """Raise EngineUnavailableError while the engine is unavailable, ModelNotFoundError for another model."""
+    def check(self, model: str | None, owner: str | None = None) -> None:
+        """Raise EngineUnavailableError while the engine is unavailable, ModelNotFoundError for another model.
+
+        `owner`: digest of the client's key; None: as a client who has loaded no adapter.
+        """
         if reason := self.engine.status.unavailable:
             raise EngineUnavailableError(reason)
-        names = (*self.config.model_names, *self.config.adapters)
-        if model is not None and model not in names:
-            served = ", ".join(map(repr, names))
-            raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
+        self.models.number_of(model, owner)
 
     def check_wait(self) -> None:
         """Raise QueueFullError if the engine would refuse any new request because of its expected wait."""
@@ -99,14 +106,14 @@ class Endpoint:
             return None
         return self.resumable.accept(route, body, generation, owner_of(request))
 
-    def cards(self) -> list[ModelCard]:
-        """Return a model card for each name of the model, and for each adapter."""
-        length = self.engine.status.max_model_len
-        parents = dict.fromkeys(self.config.model_names) | dict.fromkeys(self.config.adapters, self.model_name)
-        return [
-            ModelCard(id=name, created=self.created, max_model_len=length, parent=parent)
-            for name, parent in parents.items()
-        ]
+    def cards(self, owner: str) -> list[ModelCard]:
+        """Return a model card for each name of the model, and for each adapter that requests of `owner` may use."""
+        return [self.card(name) for name in self.models.numbers(owner)]
+
+    def card(self, name: str) -> ModelCard:
+        """Return the model card of a served name."""
+        parent = None if name in self.config.model_names else self.model_name
+        return ModelCard(id=name, created=self.created, max_model_len=self.engine.status.max_model_len, parent=parent)
 
     @property
     def lengths(self) -> Lengths:

@@ -23,6 +23,7 @@ from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.prompt_logprobs import check_size
 from orca_master.endpoint.recorder import Recorder
+from orca_master.endpoint.served_models import AnyName, ModelNames
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Choices, Submission
 from orca_master.engine.request_limits import check_choices
@@ -34,6 +35,7 @@ _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(Gene
     "prompt_logprobs"
 }
 """Sampling parameters with the same name and value in the body."""
+ANY_NAME = AnyName()
 CANCELLED = "cancelled: the client closed the connection"
 
 
@@ -95,7 +97,7 @@ class Generator:
     """Prepares and runs generations. `timeout` is in seconds, None for no limit.
 
     `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure). `answers`: the formats
-    of the model's answers. `adapters`: names of the model's adapters.
+    of the model's answers. `adapters`: names of the adapters that the model has from the start. `models`: all names.
     """
 
     def __init__(
@@ -106,9 +108,11 @@ class Generator:
         max_unread_bytes: int,
         answers: AnswerFormat = NO_FORMAT,
         adapters: Sequence[str] = (),
+        models: ModelNames = ANY_NAME,
     ) -> None:
         self._answers = answers
-        self._adapters = adapters
+        self.adapters = adapters
+        self._models = models
         self._engine = engine
         self._codec = codec
         self._timeout = timeout
@@ -132,7 +136,7 @@ class Generator:
         blocks.
 
         Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
-        for more than it can hold now.
+        for more than it can hold now, ModelNotFoundError for an adapter that has been unloaded since `Endpoint.check`.
         """
         status = self._engine.status
         vocabulary = status.vocabulary_size
@@ -157,7 +161,9 @@ class Generator:
         now = time.time()
         timeouts = [seconds for seconds in (self._timeout, timeout) if seconds is not None]
         deadline = now + min(timeouts) if timeouts else None
-        return self.generation(request_id, int(now), body, prompts, max_tokens, logprobs, seed, deadline, owner)
+        adapter = self._models.number_of(body.model, owner)
+        accepted = request_id, int(now), body, prompts, max_tokens, logprobs, seed, deadline, owner, adapter
+        return self.generation(*accepted)
 
     def generation(
         self,
@@ -170,11 +176,11 @@ class Generator:
         seed: int,
         deadline: float | None,
         owner: str,
+        adapter: int,
     ) -> Generation:
-        """Create the choices of a request that was checked before."""
+        """Create the choices of a request that was checked before, with the adapter of a number."""
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
-        adapter = number_of(body.model, self._adapters)
         salt = salt_of(owner, body.cache_salt)
         choices = []
         grammar = self._answers.grammar(body)

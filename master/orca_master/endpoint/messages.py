@@ -48,7 +48,7 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
         """Generate the assistant's next message."""
         _check_thinking(endpoint, body)
         chat = chat_request(body)
-        prompt = await chat_prompt(endpoint, chat)
+        prompt = await chat_prompt(endpoint, chat, owner_of(request))
         # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
         max_tokens = min(body.max_tokens, room_after(endpoint, prompt))
         generation = endpoint.generator.prepare(
@@ -61,10 +61,10 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
         return await deliver_body(request, _whole(events, pieces))
 
     @app.post(f"{MESSAGES}/count_tokens", response_model=InputTokens, responses=errors)
-    async def count_tokens(body: CountTokensRequest) -> InputTokens:
+    async def count_tokens(body: CountTokensRequest, request: Request) -> InputTokens:
         """Return the number of tokens of the prompt that a message's body makes."""
         _check_thinking(endpoint, body)
-        return InputTokens(input_tokens=len(await chat_prompt(endpoint, chat_request(body))))
+        return InputTokens(input_tokens=len(await chat_prompt(endpoint, chat_request(body), owner_of(request))))
 
 
 def _check_thinking(endpoint: Endpoint, body: CountTokensRequest) -> None:

@@ -53,15 +53,17 @@ class ResumableRequests:
     def accept(
         self, route: str, body: GenerationRequest, generation: Generation, owner: str
     ) -> ResumableRequest | None:
-        """Return the recorder of a new request; None while the journal is off, or for too many log probabilities.
+        """Return the recorder of a new request; None while the journal is off, for too many log probabilities, or with
+        an adapter that was loaded while this master runs: the next one does not have it.
 
         The request is remembered as soon as the engine accepts it.
         """
         count = body.num_prompt_logprobs
         num_logprobs = 0 if count is None else generation.prompt_tokens * (1 + count)
-        if not self._journal.is_on or num_logprobs > MAX_PROMPT_LOGPROBS:
-            return None
         submission = generation.choices[0].submission
+        lasts = submission.adapter <= len(self._generator.adapters)
+        if not (self._journal.is_on and lasts) or num_logprobs > MAX_PROMPT_LOGPROBS:
+            return None
         return ResumableRequest(
             self._journal,
             Accepted(
