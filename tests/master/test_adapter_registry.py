@@ -73,6 +73,17 @@ def test_the_number_of_adapters_is_bounded_with_those_that_load_and_leave():
     assert made.begin("more", "", "/d/x").number == 65
 
 
+def test_one_key_leaves_room_for_the_others():
+    made = registry()
+    for index in range(32):
+        ready(made, str(index), "a")
+    with pytest.raises(RequestError, match="one API key may have 32 adapters at a time"):
+        made.begin("more", "a", "/d/x")
+    assert made.begin("more", "b", "/d/x").number == 35
+    made.remove(3)
+    assert made.begin("again", "a", "/d/x").number == 36
+
+
 @pytest.mark.parametrize(("name", "owner"), [("none", "a"), ("x", "b"), ("one", "a"), ("left", "a")])
 def test_only_its_owner_unloads_an_adapter_and_only_once(name, owner):
     made = registry()

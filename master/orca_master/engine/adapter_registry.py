@@ -22,6 +22,8 @@ from orca_master.errors import RequestError
 
 NAME, PATH = "lora_name", "lora_path"
 """Fields of the bodies that load and unload adapters, with vLLM's names."""
+MAX_OF_ONE_KEY = MAX_ADAPTERS // 2
+"""Most adapters of an owner, if there are keys: the others have room, too."""
 
 
 class ServedAdapter(NamedTuple):
@@ -87,6 +89,8 @@ class AdapterRegistry:
                 f"{NAME}: {count} adapters are loaded or still in use, at most {MAX_ADAPTERS} are possible: unload one",
                 NAME,
             )
+        if owner and sum(entry.owner == owner for entry in self.present) >= MAX_OF_ONE_KEY:
+            raise RequestError(f"{NAME}: one API key may have {MAX_OF_ONE_KEY} adapters at a time: unload one", NAME)
         self._last_number += 1
         return self._put(RuntimeAdapter(name, self._last_number, owner, folder))
 
