@@ -81,7 +81,7 @@ def test_refusals_keep_their_kind_and_field(tmp_path):
 
 def test_a_master_without_the_option_refuses_a_process_that_asks_nevertheless(tmp_path):
     async def scene(remote: RemoteEngine, _: Loader) -> None:
-        with pytest.raises(RequestError, match="without --enable-runtime-adapters"):
+        with pytest.raises(RequestError, match="start it with --enable-runtime-adapters"):
             await RemoteAdapters(remote).load("x", "y", "")
 
     play(tmp_path, scene, enabled=False)

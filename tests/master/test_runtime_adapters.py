@@ -175,6 +175,44 @@ def test_an_adapter_that_is_loaded_during_a_formation_comes_to_that_pipeline_too
     play(two, scene)
 
 
+def test_pipelines_with_different_files_load_none_of_them():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        made.cluster.newest("b").adapter_digests = {"/d/x": "other"}
+        with pytest.raises(RequestError, match="workers of different pipelines have different files"):
+            await made.engine.adapters.load("x", "x", "")
+        assert on_workers(made) == [{}, {}]
+
+    play(two, scene)
+
+
+def test_a_pipeline_that_comes_during_a_load_has_the_same_files():
+    """It has loaded its own before anyone knew which are right."""
+
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        make = made.cluster.make
+
+        def other_files(*arguments: object) -> object:
+            workers = make(*arguments)  # type: ignore[arg-type]
+            workers.adapter_digests = {"/d/x": "other"}
+            return workers
+
+        gate = made.cluster.newest("a").adapter_gate = asyncio.Event()
+        made.engine._pipelines._supervisors["b"]._make_workers = other_files  # type: ignore[assignment]
+        loading = asyncio.create_task(made.engine.adapters.load("x", "x", ""))
+        await made.until(lambda: on_workers(made)[1] == {1: "/d/x"})
+        made.cluster.newest("b").lose(KILLED)
+        await made.until(lambda: len(made.cluster.formed["b"]) == 2 and len(made.engine._pipelines.serving) == 2)
+        assert on_workers(made)[1] == {1: "/d/x"}
+        gate.set()
+        with pytest.raises(RequestError, match="workers of different pipelines have different files"):
+            await loading
+        assert on_workers(made) == [{}, {}]
+
+    play(two, scene)
+
+
 def test_an_adapter_whose_files_have_changed_is_lost_with_its_requests_and_no_others():
     async def scene(made: Engine) -> None:
         await both_serve(made)

@@ -15,6 +15,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.workers import PipelineReceiver
+from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
 
@@ -75,6 +76,8 @@ class FakeWorkers:
         self.adapters: dict[int, str] = {}
         """Paths of the adapters that are loaded, by number."""
         self.adapter_errors: dict[str, Exception] = {}
+        self.adapter_digests: dict[str, str] = {}
+        """By path, other digests than the path itself."""
         self.adapter_gate: asyncio.Event | None = None
         self._refusal = refusal
         self._sequence = 0
@@ -111,7 +114,7 @@ class FakeWorkers:
         self._masks.put_nowait((sequence, masks.allowed))
 
     async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
-        """Note the adapters. The digest is the path; `adapter_errors` refuse paths, and `adapter_gate` holds a load."""
+        """Note the adapters. `adapter_errors` refuse paths, and `adapter_gate` holds a load."""
         if loaded is not None and self.adapter_gate is not None:
             await self.adapter_gate.wait()
         await asyncio.sleep(0)
@@ -120,8 +123,11 @@ class FakeWorkers:
             return ""
         if (error := self.adapter_errors.get(loaded.path)) is not None:
             raise error
+        digest = self.adapter_digests.get(loaded.path, loaded.path)
+        if loaded.digest not in ("", digest):
+            raise ConfigurationError(f"{loaded.path}: the files have changed")
         self.adapters[loaded.number] = loaded.path
-        return loaded.digest or loaded.path
+        return digest
 
     async def serve(self, receiver: PipelineReceiver) -> None:
         self.receiver = receiver

@@ -34,6 +34,7 @@ from orca_master.api_processes.response_server import ResponseLink, ResponseServ
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.memory_store import MemoryStore
 from orca_master.engine.adapter_calls import AdapterLoader
+from orca_master.engine.adapter_registry import OFF
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import RequestError
@@ -140,7 +141,7 @@ class EngineServer:
     async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Load or unload an adapter; the processes learn of it before the answer."""
         if self._loader is None:
-            raise RequestError("the master runs without --enable-runtime-adapters")
+            raise RequestError(OFF)
         if isinstance(message, LoadAdapter):
             await self._loader.load(message.name, message.path, message.owner)
         else:

@@ -13,10 +13,8 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ModelCard
 from orca_master.engine.adapter_calls import AdapterLoader
-from orca_master.engine.adapter_registry import NAME
+from orca_master.engine.adapter_registry import NAME, OFF
 from orca_master.errors import EngineUnavailableError, RequestError
-
-OFF = "adapters cannot be loaded while this server runs: start it with --enable-runtime-adapters DIR"
 
 
 def add_adapters(app: FastAPI, endpoint: Endpoint) -> None:

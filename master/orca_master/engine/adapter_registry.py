@@ -22,6 +22,7 @@ from orca_master.errors import RequestError
 
 NAME, PATH = "lora_name", "lora_path"
 """Fields of the bodies that load and unload adapters, with vLLM's names."""
+OFF = "adapters cannot be loaded while the server runs: start it with --enable-runtime-adapters DIR"
 MAX_OF_ONE_KEY = MAX_ADAPTERS // 2
 """Most adapters of an owner, if there are keys: the others have room, too."""
 

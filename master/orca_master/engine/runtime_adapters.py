@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from orca_contract.topology import ModelSpec
 from orca_protos import engine_pb2 as pb
 
-from orca_master.engine.adapter_registry import PATH, AdapterRegistry, RuntimeAdapter, ServedAdapter
+from orca_master.engine.adapter_registry import OFF, PATH, AdapterRegistry, RuntimeAdapter, ServedAdapter
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import PipelineWorkers
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 300.0
 """How long a change waits for those before it."""
-OFF = "adapters cannot be loaded while the server runs: start it with --enable-runtime-adapters DIR"
 
 
 class AdapterUsers(Protocol):
@@ -121,14 +120,14 @@ class RuntimeAdapters:
         if self._folder is None:
             return
         await workers.change_adapters(self._numbers, None)
-        brought: set[int] = set()
-        while brought != (present := set(self._numbers)):  # it may change during each call
-            brought &= present
-            missing = next((adapter for adapter in self.registry.present if adapter.number not in brought), None)
+        brought: set[tuple[int, str]] = set()
+        while brought != (present := {(each.number, each.digest) for each in self.registry.present}):
+            brought &= present  # it may have changed during the last call; a digest is known when an adapter is ready
+            missing = next((each for each in self.registry.present if (each.number, each.digest) not in brought), None)
             if missing is None:
                 await workers.change_adapters(self._numbers, None)
                 continue
-            brought.add(missing.number)
+            brought.add((missing.number, missing.digest))
             try:
                 await workers.change_adapters(self._numbers, _message(missing))
             except ConfigurationError as error:
@@ -164,13 +163,17 @@ class RuntimeAdapters:
 
     async def _load(self, adapter: RuntimeAdapter) -> str:
         """Load an adapter into all pipelines that serve and return its digest; raise, and remove it from all."""
-        results = await self._change(_message(adapter))
+        results: list[str | BaseException] = []
+        asked: list[PipelineWorkers] = []
+        while new := [each for each in self._serving.values() if each.workers not in asked]:  # some may come meanwhile
+            asked += [each.workers for each in new]
+            results += await self._change(new, _message(adapter))
         digests = {result for result in results if isinstance(result, str)}
         refusals = [result for result in results if isinstance(result, ConfigurationError)]
         if len(digests) == 1 and not refusals:
             return digests.pop()
         self.registry.remove(adapter.number)
-        await self._change(None)
+        await self._change(list(self._serving.values()), None)
         if refusals:
             raise RequestError(f"{PATH}: {refusals[0]}", PATH)
         if digests:
@@ -180,12 +183,14 @@ class RuntimeAdapters:
     async def _remove(self) -> None:
         with contextlib.suppress(EngineUnavailableError):  # the next change removes them
             async with self._turns():
-                await self._change(None)
+                await self._change(list(self._serving.values()), None)
 
-    async def _change(self, loaded: pb.RuntimeAdapter | None) -> list[str | BaseException]:
-        """Change the adapters of all pipelines that serve; return digests, ConfigurationErrors and WorkerLostErrors."""
-        serving = list(self._serving.values())
-        results = await asyncio.gather(*(self._change_one(each, loaded) for each in serving), return_exceptions=True)
+    async def _change(
+        self, supervisors: Sequence[PipelineSupervisor], loaded: pb.RuntimeAdapter | None
+    ) -> list[str | BaseException]:
+        """Change the adapters of pipelines that serve; return digests, ConfigurationErrors and WorkerLostErrors."""
+        calls = (self._change_one(each, loaded) for each in supervisors)
+        results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ConfigurationError | WorkerLostError):
                 raise result
