@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from orca_master.endpoint.api_keys import digest
 from orca_master.endpoint.application import create_app
 from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.messages import Output, Submission
 from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.scheduling.request import FinishReason
 from support.scripted_engine import END, MODEL, Scripted, ScriptedEngine, make_model
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -24,10 +27,18 @@ BODY = {"lora_name": "x", "lora_path": "sub/x"}
 
 
 class Engine(ScriptedEngine):
-    """Serves `adapters`, in `state`."""
+    """Serves `adapters`, in `state`; returns the activations 3 and 4 of a text to embed."""
 
     adapters: tuple[ServedAdapter, ...] = ()
     state = EngineState.SERVING
+
+    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+        if not submission.pooling:
+            return super().submit(submission, receive)
+        self.submissions.append(submission)
+        pooled = array("f", (3.0, 4.0)).tobytes()
+        receive(Output(submission.request_id, None, FinishReason.STOP, pooled=pooled))
+        return asyncio.sleep(0)
 
     @property
     def status(self) -> EngineStatus:
@@ -152,16 +163,19 @@ def test_an_adapter_belongs_to_the_key_that_loads_it(play):
     play(scene, api_keys=keys)
 
 
-def test_embeddings_do_not_take_the_model_for_an_adapter(play):
-    """They know the adapters of the start only, and refuse others."""
-
+def test_embeddings_of_an_adapter_are_for_its_key(play):
     async def scene(server: Server) -> None:
-        await server.post(LOAD, BODY)
-        answer = await server.post("/v1/embeddings", {"model": "x", "input": "a"})
-        assert answer.status_code == 404
+        body = {"model": "x", "input": "a"}
+        await server.post(LOAD, BODY, "a")
+        assert (await server.post("/v1/embeddings", body, "b")).status_code == 404
         assert server.engine.submissions == []
+        answer = await server.post("/v1/embeddings", body, "a")
+        assert (answer.status_code, answer.json()["model"]) == (200, "x")
+        assert [submission.adapter for submission in server.engine.submissions] == [3]
+        await server.post(UNLOAD, {"lora_name": "x"}, "a")
+        assert (await server.post("/v1/embeddings", body, "a")).status_code == 404
 
-    play(scene)
+    play(scene, api_keys=frozenset({digest("a"), digest("b")}))
 
 
 @pytest.mark.parametrize("name", [MODEL, "one"])

@@ -25,7 +25,7 @@ from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.endpoint.choice_run import failure_of, groups_of
 from orca_master.endpoint.delivery import deliver_body
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import check_token_ids, number_of, salt_of
+from orca_master.endpoint.generation import check_token_ids, salt_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.engine.engine_client import EngineClient, EngineStatus
@@ -201,11 +201,11 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return an embedding of each text."""
-        endpoint.check(body.model)
+        owner = owner_of(request)
+        endpoint.check(body.model, owner)
         inputs = await _inputs(body, endpoint)
         check_inputs(inputs, endpoint.engine.status)
-        adapter = number_of(body.model, endpoint.config.adapters)
-        salt = salt_of(owner_of(request), body.cache_salt)
+        adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
         submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt, adapter)
         limits = (endpoint.config.request_timeout, requested_timeout(request.headers))
         timeout = min((seconds for seconds in limits if seconds is not None), default=None)
