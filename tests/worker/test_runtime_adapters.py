@@ -65,9 +65,19 @@ def test_nothing_outside_is_read_and_no_error_tells_what_is_there(root, request_
 
 def test_a_file_that_is_a_link_to_the_outside_is_refused(root, request_of):
     weights = root / "sub" / "x" / "adapter_model.safetensors"
-    weights.unlink()
-    weights.symlink_to(root.parent / "outside" / "x" / "adapter_model.safetensors")
-    assert "link out of" in refusal("sub/x", request_of)
+    expected = "sub/x/adapter_model.safetensors: a link out of the folder of --enable-runtime-adapters"
+    for target in ("adapter_model.safetensors", "none"):
+        weights.unlink()
+        weights.symlink_to(root.parent / "outside" / "x" / target)
+        assert refusal("sub/x", request_of) == expected, "the same whether the target exists or not"
+
+
+@pytest.mark.parametrize("name", [b"new\nline", b"\xff\xfe"])
+def test_a_link_to_a_folder_whose_name_is_not_printable_is_refused(root, request_of, name):
+    folder = os.path.join(os.fsencode(root), name)
+    os.rename(root / "sub" / "x", folder)
+    os.symlink(folder, root / "link")
+    assert refusal("link", request_of) == "'link': the folder's name is not printable"
 
 
 def test_blobs_of_a_cache_outside_the_folder_are_outside_too(tmp_path, made, checkpoint):

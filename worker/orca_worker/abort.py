@@ -30,7 +30,8 @@ class Aborting:
         if not isinstance(error, ModelError | EpochError | FaultError):
             return
         epoch, partition = self._place()
-        fault = pb.Fault(message=str(error), kind=kind_of(error), epoch=epoch, partition=partition)
+        message = str(error).encode(errors="backslashreplace").decode()  # names of files may be no UTF-8
+        fault = pb.Fault(message=message, kind=kind_of(error), epoch=epoch, partition=partition)
         code = grpc.StatusCode.INVALID_ARGUMENT
         if isinstance(error, EpochError):
             code = grpc.StatusCode.FAILED_PRECONDITION

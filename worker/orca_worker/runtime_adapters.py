@@ -30,7 +30,9 @@ def read_runtime_adapter(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) ->
     model = Path(request.model_path)
     try:
         for name in (CONFIG, WEIGHTS):
-            if not _is_below(root, str(regular_file(folder, name))):
+            # First without opening anything: the error is the same whether something outside exists or not.
+            resolved = os.path.realpath(folder / name)
+            if not (_is_below(root, resolved) and _is_below(root, str(regular_file(folder, name)))):
                 raise FileError(f"{folder / name}: a link out of the folder of --enable-runtime-adapters")
         return read_adapter(folder, linear_maps(read_model_config(model), WeightHeaders(model).file_of))
     except (FileError, ModelError) as error:
@@ -67,7 +69,10 @@ def _folder(root: str, path: str) -> tuple[Path, str]:
     if not _is_below(root, folder):
         # The same sentence whether something is there or not.
         raise ModelError(f"{quote(os.path.basename(path))} is not a folder below that of --enable-runtime-adapters")
-    return Path(folder), os.path.relpath(folder, root)
+    shown = os.path.relpath(folder, root)
+    if not shown.isprintable():  # of a link; messages are UTF-8
+        raise ModelError(f"{quote(path)}: the folder's name is not printable")
+    return Path(folder), shown
 
 
 def _is_below(root: str, path: str) -> bool:
