@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from support.checkpoints import make_model
 
@@ -49,3 +49,10 @@ def merge_adapter(
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({**fields, "target_modules": list(targets)}))
     return model
+
+
+def fill_with_nan(folder: Path) -> None:
+    """Replace one tensor of an adapter by NaN."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors[min(tensors)].fill_(math.nan)
+    save_file(tensors, folder / "adapter_model.safetensors")

@@ -20,7 +20,7 @@ from orca_master.engine.messages import Submission
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from support.checkpoints import make_model, make_prompts, reference, with_long_context, with_tokenizer
 from support.engines import engine_over, topology
-from support.lora import ALL, ATTENTION, GPT2, make_adapter
+from support.lora import ALL, ATTENTION, GPT2, fill_with_nan, make_adapter
 from support.served import Served, eventually, serve, worker_pid
 
 VARIANT = "llama-gqa-tied"
@@ -92,6 +92,8 @@ def made(checkpoint, tmp_path_factory) -> tuple[Path, Path, dict[str, torch.nn.M
     shutil.copytree(folder / "adapters" / "sql", folder / "outside" / "sql")
     (folder / "adapters" / "escape").symlink_to(folder / "outside" / "sql")
     (folder / "adapters" / "empty").mkdir()
+    shutil.copytree(folder / "adapters" / "sql", folder / "adapters" / "nan")
+    fill_with_nan(folder / "adapters" / "nan")
     return model, folder / "adapters", merged
 
 
@@ -173,6 +175,7 @@ def test_what_is_wrong_is_refused_by_its_field(served, made):
         ("x", outside, "lora_path"),
         ("x", "escape", "lora_path"),
         ("x", "empty", "lora_path"),
+        ("x", "nan", "lora_path"),
         ("x", "none", "lora_path"),
     ):
         refused = load(served, name, path)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from orca_protos import engine_pb2 as pb
 from orca_worker import changing_adapters
 from orca_worker.adapter_files import Adapter
 from orca_worker.errors import ModelError
 from orca_worker.memory import FreeMemory
+from orca_worker.runtime_adapters import checked_digest
 from orca_worker.stage import Stage
 from support.checkpoints import make_model, make_prompts, reference
-from support.lora import ALL, GPT2, make_adapter
+from support.lora import ALL, GPT2, fill_with_nan, make_adapter
 
 (PROMPT,) = make_prompts((20,))
 BLOCKS = 3
@@ -123,6 +126,56 @@ def test_a_refused_adapter_changes_nothing(checkpoint, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match=r"the adapter may need .* MiB are free"):
         stage.adapters.change(change((1,), 2, "1"))
     assert generate(stage, 2, 1) == before
+
+
+def test_no_refusal_of_a_rank_shows_the_path_of_the_folder(checkpoint, tmp_path):
+    """Values are read by the ranks only: the controller has checked the header."""
+    variant = "llama-gqa-tied"
+    make_adapter(tmp_path / "nan", variant, 2, 4, ALL)
+    fill_with_nan(tmp_path / "nan")
+    stage = formed(load_request(checkpoint(variant), str(tmp_path)))
+    with pytest.raises(ModelError, match=r"^nan: tensor .* has values that are NaN or infinite$"):
+        stage.adapters.change(change((), 2, "nan"))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), MemoryError()])
+def test_memory_that_runs_out_during_a_read_refuses_the_adapter(checkpoint, tmp_path, monkeypatch, error):
+    variant = "llama-gqa-tied"
+    make_adapter(tmp_path / "1", variant, 1, 4, ALL)
+    stage = formed(load_request(checkpoint(variant), str(tmp_path)))
+    before = generate(stage, 0)
+    returned: list[str] = []
+    monkeypatch.setattr(changing_adapters, "return_freed_memory", lambda: returned.append("heap"))
+
+    def exhausted(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.adapters._maps, "_pair", exhausted)
+        with pytest.raises(ModelError, match=r"memory does not hold .* unload others"):
+            stage.adapters.change(change((), 1, "1"))
+    assert returned == ["heap"]
+    assert generate(stage, 1) == before
+    stage.adapters.change(change((), 1, "1"))
+    assert generate(stage, 1) != before
+
+
+def test_files_that_are_replaced_before_the_rank_reads_them_are_refused(checkpoint, tmp_path):
+    variant = "llama-gqa-tied"
+    for number in (1, 2):
+        make_adapter(tmp_path / str(number), variant, number, 4, ALL)
+    request = load_request(checkpoint(variant), str(tmp_path))
+    stage = formed(request)
+    before = generate(stage, 0)
+    asked = change((), 1, "1")
+    asked.loaded.digest = checked_digest(asked.loaded, request)
+    shutil.copytree(tmp_path / "2", tmp_path / "1", dirs_exist_ok=True)
+    with pytest.raises(ModelError, match=r"^1: the files have changed"):
+        stage.adapters.change(asked)
+    assert generate(stage, 1) == before
+    asked.loaded.digest = checked_digest(change((), 1, "1").loaded, request)
+    stage.adapters.change(asked)
+    assert generate(stage, 1) != before
 
 
 def test_without_the_option_no_map_is_adapted(checkpoint, tmp_path):

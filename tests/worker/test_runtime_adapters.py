@@ -118,5 +118,5 @@ def test_the_digest_is_that_of_the_content(root, request_of):
     assert checked_digest(adapter, request_of) == adapter.digest
     config = root / "sub" / "x" / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "lora_alpha": 5}))
-    with pytest.raises(ModelError, match=r"^sub/x: the files have changed since the adapter was loaded$"):
+    with pytest.raises(ModelError, match=r"^sub/x: the files have changed since they were first read$"):
         checked_digest(adapter, request_of)

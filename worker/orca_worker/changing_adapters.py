@@ -11,7 +11,7 @@ from orca_worker.devices import sharing_ranks
 from orca_worker.errors import ModelError
 from orca_worker.loaded_partition import LoadedPartition
 from orca_worker.memory import MEBIBYTE, free_memory
-from orca_worker.runtime_adapters import read_runtime_adapter
+from orca_worker.runtime_adapters import digest_of, read_runtime_adapter, shown_below
 
 COPIES = 3
 """Most places of a weight: B of queries, keys and values has zeros for the other two."""
@@ -35,13 +35,34 @@ class ChangingAdapters:
             self._maps.remove(number)
             del self._present[number]
         if leaving:
-            return_freed_memory()
-            torch.cuda.empty_cache()  # no-op without CUDA
+            _return_memory()
         if request.HasField("loaded") and adapter.number not in self._present:
             read = read_runtime_adapter(adapter, self._loaded.request)
-            self._check_room(read)
-            self._maps.add(adapter.number, read)
+            with shown_below(read.folder, self._loaded.request):
+                self._add(adapter, read)
             self._present[adapter.number] = adapter
+
+    def _add(self, adapter: pb.RuntimeAdapter, read: Adapter) -> None:
+        """Read an adapter's weights into memory; raise ModelError or FileError, and keep nothing then."""
+        self._check_room(read)
+        if not self._has_memory(adapter.number, read):
+            _return_memory()
+            raise ModelError("the rank's memory does not hold the adapter: unload others, or load one of a lower rank")
+        try:
+            # The controller has computed the digest before this rank opened the files. Reading them again afterwards,
+            # from the page cache, shows that they were not replaced in between.
+            digest_of(read.folder, adapter.digest)
+        except Exception:
+            self._maps.remove(adapter.number)
+            raise
+
+    def _has_memory(self, number: int, read: Adapter) -> bool:
+        """Add an adapter to the maps; return False without memory, when nothing refers to the part that was read."""
+        try:
+            self._maps.add(number, read)
+        except (torch.OutOfMemoryError, MemoryError):  # its traceback holds the part: leave it here
+            return False
+        return True
 
     def _check_room(self, adapter: Adapter) -> None:
         """Raise ModelError if the free memory does not hold this rank's part of an adapter."""
@@ -54,3 +75,8 @@ class ChangingAdapters:
                 f"the adapter may need {needed / MEBIBYTE:.0f} MiB, {free.num_bytes / MEBIBYTE:.0f} MiB are free "
                 f"({free.source}), for {sharers} ranks: unload others, or start with a smaller --gpu-memory-utilization"
             )
+
+
+def _return_memory() -> None:
+    return_freed_memory()
+    torch.cuda.empty_cache()  # no-op without CUDA

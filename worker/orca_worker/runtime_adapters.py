@@ -6,8 +6,10 @@ names no other path. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from orca_protos import engine_pb2 as pb
@@ -26,16 +28,24 @@ READ_BYTES = 1 << 20
 def read_runtime_adapter(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) -> Adapter:
     """Check an adapter for the model that `request` has loaded; raise ModelError without the path of DIR."""
     root = os.path.realpath(request.runtime_adapters)
-    folder, shown = _folder(root, adapter.path)
+    folder = _folder(root, adapter.path)
     model = Path(request.model_path)
-    try:
+    with shown_below(folder, request):
         for name in (CONFIG, WEIGHTS):
             # First without opening anything: the error is the same whether something outside exists or not.
             resolved = os.path.realpath(folder / name)
             if not (_is_below(root, resolved) and _is_below(root, str(regular_file(folder, name)))):
                 raise FileError(f"{folder / name}: a link out of the folder of --enable-runtime-adapters")
         return read_adapter(folder, linear_maps(read_model_config(model), WeightHeaders(model).file_of))
-    except (FileError, ModelError) as error:
+
+
+@contextlib.contextmanager
+def shown_below(folder: Path, request: pb.LoadRequest) -> Iterator[None]:
+    """Raise errors about the files of an adapter's folder as ModelErrors that show its path below DIR only."""
+    try:
+        yield
+    except (FileError, ModelError, OSError) as error:
+        shown = os.path.relpath(folder, os.path.realpath(request.runtime_adapters))
         raise ModelError(str(error).replace(str(folder), shown)) from error
 
 
@@ -45,23 +55,25 @@ def checked_digest(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) -> str:
     Raises ModelError, also for files of more than MAX_FILE_BYTES, or with another digest than `adapter` has.
     """
     folder = read_runtime_adapter(adapter, request).folder
-    shown = _folder(os.path.realpath(request.runtime_adapters), adapter.path)[1]
+    with shown_below(folder, request):
+        return digest_of(folder, adapter.digest)
+
+
+def digest_of(folder: Path, expected: str) -> str:
+    """Return the SHA-256 of an adapter's files; raise ModelError if it is not `expected`, "" for any, or FileError."""
     digest = hashlib.sha256()
-    try:
-        for name in (CONFIG, WEIGHTS):
-            with open_file(folder, name, MAX_FILE_BYTES) as file:
-                digest.update(f"{name} {os.fstat(file.fileno()).st_size} ".encode())
-                while part := file.read(READ_BYTES):
-                    digest.update(part)
-    except (FileError, OSError) as error:
-        raise ModelError(str(error).replace(str(folder), shown)) from error
-    if adapter.digest not in ("", digest.hexdigest()):
-        raise ModelError(f"{shown}: the files have changed since the adapter was loaded")
+    for name in (CONFIG, WEIGHTS):
+        with open_file(folder, name, MAX_FILE_BYTES) as file:
+            digest.update(f"{name} {os.fstat(file.fileno()).st_size} ".encode())
+            while part := file.read(READ_BYTES):
+                digest.update(part)
+    if expected not in ("", digest.hexdigest()):
+        raise ModelError(f"{folder}: the files have changed since they were first read")
     return digest.hexdigest()
 
 
-def _folder(root: str, path: str) -> tuple[Path, str]:
-    """Return the resolved folder `path` below `root`, and how messages show it; raise ModelError."""
+def _folder(root: str, path: str) -> Path:
+    """Return the resolved folder `path` below `root`; raise ModelError."""
     try:
         folder = os.path.realpath(os.path.join(root, path))
     except (OSError, ValueError) as error:  # ValueError: a zero byte
@@ -69,10 +81,9 @@ def _folder(root: str, path: str) -> tuple[Path, str]:
     if not _is_below(root, folder):
         # The same sentence whether something is there or not.
         raise ModelError(f"{quote(os.path.basename(path))} is not a folder below that of --enable-runtime-adapters")
-    shown = os.path.relpath(folder, root)
-    if not shown.isprintable():  # of a link; messages are UTF-8
+    if not os.path.relpath(folder, root).isprintable():  # of a link; messages are UTF-8
         raise ModelError(f"{quote(path)}: the folder's name is not printable")
-    return Path(folder), shown
+    return Path(folder)
 
 
 def _is_below(root: str, path: str) -> bool:
