@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import ADAPTER_FILES_SECONDS
 
+from orca_worker.adapter_reading import AdapterReading
 from orca_worker.errors import EpochError, FaultError, ModelError
 from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks, rank_starts
@@ -38,6 +40,7 @@ class PartitionLoader:
         self._may_pin = may_pin
         self._leave_epoch = leave_epoch
         self._replacing = asyncio.Lock()
+        self._adapter_reading = AdapterReading()
 
     async def start_early(self, request: pb.LoadRequest) -> None:
         """Start the ranks of a load of `request` before that comes, and import what the load needs."""
@@ -85,19 +88,26 @@ class PartitionLoader:
             raise ModelError(f"{request.model_path}: {error}") from error
 
     async def adapter_digest(self, adapter: pb.RuntimeAdapter) -> str:
-        """Check the files of an adapter for the loaded model, and return their digest; raise ModelError or EpochError.
+        """Check the files of an adapter for the loaded model, and return their digest.
 
-        Reads them on a thread, so that ranks, whose iterations wait, find them in memory.
+        Raises ModelError or EpochError, and FaultError if an adapter that other workers have, with a digest, cannot be
+        read in time: it is no worse for a slow storage. Reads on a thread, so that ranks, whose iterations wait, find
+        the files in memory.
         """
         from orca_worker.runtime_adapters import checked_digest
 
         if self.request is None:
             raise EpochError("nothing is loaded")
+        if not adapter.digest:
+            self._adapter_reading.check_free()
         try:
-            reading = asyncio.to_thread(checked_digest, adapter, self.request)
-            return await asyncio.wait_for(reading, ADAPTER_FILES_SECONDS)
+            return await self._adapter_reading.run(partial(checked_digest, adapter, self.request))
         except TimeoutError as error:
-            raise ModelError(f"the files could not be read within {ADAPTER_FILES_SECONDS:.0f} s") from error
+            message = f"the files of adapter {adapter.name!r} could not be read within {ADAPTER_FILES_SECONDS:.0f} s"
+            if not adapter.digest:
+                raise ModelError(message) from error
+            kind, partition = pb.FAULT_KIND_CAUSE, self.request.partition
+            raise FaultError(pb.Fault(message=message, kind=kind, partition=partition, outside=True)) from error
 
     async def end(self) -> None:
         """End every rank, even if the calling task is cancelled."""
