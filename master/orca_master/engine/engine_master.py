@@ -72,18 +72,17 @@ class EngineMaster:
         self.on_departure, self.begin_drain = departures.note, departures.begin_drain
         self._admission = Admission(self.scheduler, config)
         self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, deliver, observer)
-        self.adapters.watch(self._requests, self.on_change)
         self.demand, self._losses = Demand(self._requests), Losses(self.scheduler, self._requests.fail_alone)
         self._masks = TokenMasks(self._requests.fail_constrained)
         shared = self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, self._masks
         self._dispatcher = Dispatcher(*shared, observer, config)
-        self._num_iterations, self._progressed_at = 0, self.snapshot.progressed_at
+        self._num_iterations, self._progressed_at, self._applying = 0, self.snapshot.progressed_at, asyncio.Lock()
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""
         self._started: asyncio.Future[None] | None = None
         self._patience = Patience(config.recovery_timeout, config.max_recovery_wait, self._fail_requests)
         self.on_progress, self.on_timing = self._patience.note_progress, observer.on_timing
-        self._applying = asyncio.Lock()
+        self.adapters.watch(self._requests, self.on_change, self.on_progress)
 
     async def start(self) -> None:
         """Form the pipelines and return when the engine serves.

@@ -87,6 +87,7 @@ class PipelineSet:
         """Let every pipeline report its progress anew."""
         for supervisor in self._supervisors.values():
             supervisor.furthest = NO_PROGRESS
+        self.adapters.forget_progress()
 
     def reconfigure(self, config: EngineConfig) -> None:
         """Apply changed options to all pipelines."""

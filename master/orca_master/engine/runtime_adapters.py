@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 300.0
 """How long a change waits for those before it."""
+MAX_LOSSES = 2
+"""Losses of workers in a row, while formations load the same adapter, after which it is unloaded."""
 
 
 class AdapterUsers(Protocol):
@@ -53,10 +55,18 @@ class RuntimeAdapters:
         self._folder = folder
         self._turn = asyncio.Lock()
         self._removing: set[asyncio.Task[None]] = set()
+        self._losses: dict[int, int] = {}
+        """By number of an adapter: workers in a row that were lost while a formation loaded it."""
+        self._furthest = 0
+        """Most adapters that a formation has brought since one was complete, or since `forget_progress`."""
 
-    def watch(self, users: AdapterUsers, on_change: Callable[[], None]) -> None:
-        """Set who uses the adapters, and what is called when those that requests may use have changed."""
-        self._users, self._on_change = users, on_change
+    def watch(self, users: AdapterUsers, on_change: Callable[[], None], on_progress: Callable[[], None]) -> None:
+        """Set who uses the adapters, and what to call when those that requests may use have changed, or on progress."""
+        self._users, self._on_change, self._on_progress = users, on_change, on_progress
+
+    def forget_progress(self) -> None:
+        """Let formations report their progress anew."""
+        self._furthest = 0
 
     def check_new(self, number: int) -> None:
         """Raise ModelNotFoundError if no new request may use an adapter: it has left since the request was checked."""
@@ -83,6 +93,7 @@ class RuntimeAdapters:
             self.registry.finish(adapter.number, digest)
         except BaseException:
             self.registry.remove(adapter.number)
+            self._remove_soon()
             raise
         logger.info("adapter %r is loaded from %s", name, folder)
         self._on_change()
@@ -106,16 +117,15 @@ class RuntimeAdapters:
         if self.registry.leaving and (unused := self.registry.leaving - self._users.adapters()):
             for number in unused:
                 self.registry.remove(number)
-            task = asyncio.get_running_loop().create_task(self._remove())
-            self._removing.add(task)
-            task.add_done_callback(self._removing.discard)
+            self._remove_soon()
         return self.registry.ready
 
     async def bring(self, workers: PipelineWorkers) -> None:
         """Give workers that were formed the present adapters, and no others; raise WorkerLostError.
 
         An adapter that they refuse is unloaded everywhere, and its requests end with an error: its files have changed
-        or are gone, so that no pipeline could compute the same again.
+        or are gone, so that no pipeline could compute the same again. So is one over which workers are lost MAX_LOSSES
+        times in a row, without a cause from outside: no pipeline might be formed again.
         """
         if self._folder is None:
             return
@@ -132,6 +142,16 @@ class RuntimeAdapters:
                 await workers.change_adapters(self._numbers, _message(missing))
             except ConfigurationError as error:
                 self._lose(missing, str(error))
+            except WorkerLostError as error:
+                if not error.outside and self._count_loss(missing.number) >= MAX_LOSSES:
+                    self._lose(missing, str(error))
+                raise
+            else:
+                self._losses.pop(missing.number, None)
+            if len(brought) > self._furthest:
+                self._furthest = len(brought)
+                self._on_progress()
+        self.forget_progress()
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -180,6 +200,18 @@ class RuntimeAdapters:
             raise RequestError(f"{PATH}: the workers of different pipelines have different files there", PATH)
         raise EngineUnavailableError("workers were lost while they loaded the adapter: load it again")
 
+    def _count_loss(self, number: int) -> int:
+        """Return the losses of workers in a row over an adapter, with this one."""
+        present = {entry: count for entry, count in self._losses.items() if entry in self._numbers}
+        self._losses = present | {number: present.get(number, 0) + 1}
+        return self._losses[number]
+
+    def _remove_soon(self) -> None:
+        """Remove from the pipelines that serve what the registry does not have any more."""
+        task = asyncio.get_running_loop().create_task(self._remove())
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
     async def _remove(self) -> None:
         with contextlib.suppress(EngineUnavailableError):  # the next change removes them
             async with self._turns():
@@ -210,6 +242,7 @@ class RuntimeAdapters:
         logger.error("%s", message)
         self.registry.remove(adapter.number)
         self._users.fail_adapter(adapter.number, message)
+        self._remove_soon()
         self._on_change()
 
 
