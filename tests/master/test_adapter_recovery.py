@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from orca_master.engine import live_requests
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.messages import Choices
 from orca_master.errors import ConfigurationError
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import FakeWorkers
@@ -114,6 +116,24 @@ def test_a_load_that_is_cancelled_leaves_nothing_in_the_pipelines_that_were_fast
         await made.until(lambda: on_workers(made)[0] == {1: "/d/x"})
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
+        await made.until(lambda: on_workers(made) == [{}, {}])
+
+    play(two, scene)
+
+
+@pytest.mark.parametrize("end", ["cancel", "overdue"])
+def test_an_adapter_leaves_an_idle_server_with_the_choice_that_used_it_last(monkeypatch, end):
+    if end == "overdue":
+        monkeypatch.setattr(live_requests, "CHOICES_SECONDS", 0.01)
+
+    async def scene(made: Engine) -> None:
+        await both_serve(made, "x")
+        choice = dataclasses.replace(made.submission("r", (5, 6), 4), adapter=1, choices=Choices("g", 2, 12))
+        made.engine.submit(choice)
+        await made.engine.adapters.unload("x", "")
+        assert made.engine.adapters.registry.leaving == {1}
+        if end == "cancel":
+            made.engine.cancel("r")
         await made.until(lambda: on_workers(made) == [{}, {}])
 
     play(two, scene)

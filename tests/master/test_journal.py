@@ -419,7 +419,8 @@ def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     pool = RequestPool(1, 100)
     scheduler = Scheduler(SchedulerConfig(1, 1), pool)
     admission = Admission(scheduler, EngineConfig())
-    requests = LiveRequests(scheduler, admission, lambda request: None, lambda outputs: None, Observers())
+    ends = lambda outputs: None, Observers(), lambda: None
+    requests = LiveRequests(scheduler, admission, lambda request: None, *ends)
     for name in ("a", "b"):
         submission = Submission(name, [1, 2], 80, SamplingParameters(), frozenset(), generated=(5,))
         requests.accept(submission)

@@ -71,7 +71,8 @@ class EngineMaster:
         departures, self.adapters = self._pipelines.departures, self._pipelines.adapters
         self.on_departure, self.begin_drain = departures.note, departures.begin_drain
         self._admission = Admission(self.scheduler, config)
-        self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, deliver, observer)
+        ends = deliver, observer, self.on_change
+        self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, *ends)
         self.demand, self._losses = Demand(self._requests), Losses(self.scheduler, self._requests.fail_alone)
         self._masks = TokenMasks(self._requests.fail_constrained)
         shared = self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, self._masks

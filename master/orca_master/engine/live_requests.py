@@ -28,7 +28,8 @@ class LiveRequests:
     """Waiting and admitted requests of `scheduler`, by id. `deliver` receives the errors that end requests.
 
     `admission` refuses new requests, and learns from those that end; `observer` learns of first tokens. `check` raises
-    RequestError for a request that fits no pipeline that serves or is expected back.
+    RequestError for a request that fits no pipeline that serves or is expected back. `on_overdue` is called when
+    requests have ended because not all of their choices arrived.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class LiveRequests:
         check: Callable[[Request], None],
         deliver: Callable[[list[Output]], None],
         observer: EngineObserver,
+        on_overdue: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
         self._admission = admission
         self._check = check
         self._deliver = deliver
         self._observer = observer
+        self._on_overdue = on_overdue
         self._requests: dict[str, Request] = {}
         self._incomplete = ChoiceGroups(scheduler.pool)
         self._num_arrived = 0
@@ -109,12 +112,12 @@ class LiveRequests:
         self._requests.update((entry.request_id, entry) for entry in waiting)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a request; return False if nothing has changed for other requests.
+        """Cancel a request; return False if nothing has changed: it has ended.
 
         A choice that is cancelled before the last of its request has arrived takes the others with it.
         """
         if self._incomplete.discard(request_id):
-            return False
+            return True
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._admission.expected_wait.note_end(request)
@@ -227,6 +230,7 @@ class LiveRequests:
         """Fail the choices of requests that are incomplete after CHOICES_SECONDS, and free the places of all."""
         if overdue := self._incomplete.overdue(time.monotonic() - CHOICES_SECONDS):
             self._fail(overdue, f"not all choices of the request arrived within {CHOICES_SECONDS:g} s")
+            self._on_overdue()
 
     def _fail(self, requests: list[Request], message: str, reason: FinishReason = FinishReason.ERROR) -> None:
         self._deliver([Output(request.request_id, None, reason, message) for request in requests])
