@@ -58,7 +58,7 @@ def regular_file(folder: Path, name: str) -> Path:
         # RuntimeError: a cycle of links, before Python 3.13. ValueError: a zero byte in the folder's name.
         raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not any(map(real.is_relative_to, (home, *_blobs(home)))):
-        raise FileError(f"{path}: a link out of the model's folder, to {quote(str(real))}: copy the file here instead")
+        raise FileError(f"{path}: a link out of the model's folder, to {str(real)!a}: copy the file here instead")
     if not stat.S_ISREG(mode):
         raise FileError(f"{path}: not a regular file")
     return real

@@ -72,6 +72,14 @@ def test_a_file_that_is_a_link_to_the_outside_is_refused(root, request_of):
         assert refusal("sub/x", request_of) == expected, "the same whether the target exists or not"
 
 
+def test_a_link_within_the_folder_to_another_adapters_file_shows_no_path(root, request_of):
+    config = root / "sub" / "x" / "adapter_config.json"
+    config.rename(root / "other.json")
+    config.symlink_to(root / "other.json")
+    message = refusal("sub/x", request_of)
+    assert message.startswith("sub/x/adapter_config.json: a link out of the model's folder, to 'other.json'")
+
+
 @pytest.mark.parametrize("name", [b"new\nline", b"\xff\xfe"])
 def test_a_link_to_a_folder_whose_name_is_not_printable_is_refused(root, request_of, name):
     folder = os.path.join(os.fsencode(root), name)

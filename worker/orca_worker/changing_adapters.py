@@ -38,7 +38,7 @@ class ChangingAdapters:
             _return_memory()
         if request.HasField("loaded") and adapter.number not in self._present:
             read = read_runtime_adapter(adapter, self._loaded.request)
-            with shown_below(read.folder, self._loaded.request):
+            with shown_below(self._loaded.request):
                 self._add(adapter, read)
             self._present[adapter.number] = adapter
 

@@ -30,7 +30,7 @@ def read_runtime_adapter(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) ->
     root = os.path.realpath(request.runtime_adapters)
     folder = _folder(root, adapter.path)
     model = Path(request.model_path)
-    with shown_below(folder, request):
+    with shown_below(request):
         for name in (CONFIG, WEIGHTS):
             # First without opening anything: the error is the same whether something outside exists or not.
             resolved = os.path.realpath(folder / name)
@@ -40,13 +40,13 @@ def read_runtime_adapter(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) ->
 
 
 @contextlib.contextmanager
-def shown_below(folder: Path, request: pb.LoadRequest) -> Iterator[None]:
-    """Raise errors about the files of an adapter's folder as ModelErrors that show its path below DIR only."""
+def shown_below(request: pb.LoadRequest) -> Iterator[None]:
+    """Raise errors about the files of an adapter as ModelErrors that show their paths below DIR only."""
     try:
         yield
     except (FileError, ModelError, OSError) as error:
-        shown = os.path.relpath(folder, os.path.realpath(request.runtime_adapters))
-        raise ModelError(str(error).replace(str(folder), shown)) from error
+        root = os.path.join(os.path.realpath(request.runtime_adapters), "")
+        raise ModelError(str(error).replace(root, "").replace(ascii(root)[1:-1], "")) from error
 
 
 def checked_digest(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) -> str:
@@ -55,7 +55,7 @@ def checked_digest(adapter: pb.RuntimeAdapter, request: pb.LoadRequest) -> str:
     Raises ModelError, also for files of more than MAX_FILE_BYTES, or with another digest than `adapter` has.
     """
     folder = read_runtime_adapter(adapter, request).folder
-    with shown_below(folder, request):
+    with shown_below(request):
         return digest_of(folder, adapter.digest)
 
 
