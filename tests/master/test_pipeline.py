@@ -279,3 +279,25 @@ def test_workers_of_another_version_are_named(caplog):
     asyncio.run(run())
     line, _ = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"worker b:1 has version 0.1 (contract 0), this master has contract {VERSION}")
+
+
+def test_closing_a_pipeline_ends_a_change_of_its_adapters():
+    """Whether the change is under way, which grpc.aio shows as a cancellation, or begins later."""
+
+    async def run() -> None:
+        made = pipeline()
+        answers = [asyncio.get_running_loop().create_future() for _ in made._connections]
+        for connection, answer in zip(made._connections, answers, strict=True):
+            connection._stub = SimpleNamespace(ChangeAdapters=lambda _, timeout, answer=answer: answer)
+        changing = asyncio.create_task(made.change_adapters([], None))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for answer in answers:
+            answer.cancel()
+        await made.close()
+        with pytest.raises(WorkerLostError, match="worker a:1: the connection was closed; worker b:1"):
+            await changing
+        with pytest.raises(WorkerLostError, match="the connections to pipeline p are closed"):
+            await made.change_adapters([], None)
+
+    asyncio.run(run())

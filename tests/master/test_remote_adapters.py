@@ -26,7 +26,7 @@ class Loader:
 
     def __init__(self, engine: SimpleNamespace) -> None:
         self.engine = engine
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     async def load(self, name: str, path: str, owner: str) -> None:
         await asyncio.sleep(0)
@@ -74,6 +74,17 @@ def test_refusals_keep_their_kind_and_field(tmp_path):
         assert refused.value.field == "lora_path"
         loader.error = EngineUnavailableError("later")
         with pytest.raises(EngineUnavailableError, match="later"):
+            await RemoteAdapters(remote).load("x", "y", "")
+
+    play(tmp_path, scene)
+
+
+def test_a_change_that_ends_with_the_engine_is_answered(tmp_path):
+    """The engine's loop cancels what it has not finished."""
+
+    async def scene(remote: RemoteEngine, loader: Loader) -> None:
+        loader.error = asyncio.CancelledError()
+        with pytest.raises(EngineUnavailableError, match="the engine stops"):
             await RemoteAdapters(remote).load("x", "y", "")
 
     play(tmp_path, scene)

@@ -37,7 +37,7 @@ from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.adapter_registry import OFF
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
-from orca_master.errors import RequestError
+from orca_master.errors import EngineUnavailableError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -242,4 +242,7 @@ class _Link:
             if type(error) not in ERROR_CLASSES.values():
                 logger.exception("internal error in the engine")
             answer = Answer(number, error=error)
+        except asyncio.CancelledError:  # the API process waits without a bound
+            self.send(Answer(number, error=EngineUnavailableError("the engine stops")))
+            raise
         self.send(answer)

@@ -197,8 +197,11 @@ class Pipeline:
     async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
         """Remove the adapters of other numbers than `kept`, load one, and return the digest of its files, "" without.
 
-        Raises ConfigurationError if a worker refuses it; others may have loaded it. Raises WorkerLostError.
+        Raises ConfigurationError if a worker refuses it; others may have loaded it. Raises WorkerLostError, also if
+        the connections are closed.
         """
+        if not self._connections:
+            raise WorkerLostError(f"the connections to pipeline {self.id} are closed", evidence=Evidence.GONE)
         request = pb.ChangeAdaptersRequest(epoch=self.epoch, kept=kept, loaded=loaded)
         changed = await all_workers(worker.change_adapters(request) for worker in self._connections)
         digests = {reply.digest for reply in changed}

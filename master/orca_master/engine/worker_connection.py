@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,7 +23,7 @@ from orca_master.engine.faults import Evidence, WorkerLostError, lost_worker
 from orca_master.errors import ConfigurationError
 
 Reply = TypeVar("Reply")
-
+Arguments = ParamSpec("Arguments")
 
 REASON_SECONDS = 2.0
 """Deadline of the second Describe call, which determines why a worker was unreachable."""
@@ -47,7 +47,7 @@ class WorkerConnection:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self._translate(error) from error
             # An expired deadline gives no reason; a call without wait_for_ready does (e.g. a rejected certificate).
-            description = await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=REASON_SECONDS))
+            description = await self._call(self._stub.Describe, pb.DescribeRequest(), timeout=REASON_SECONDS)
         return description
 
     async def load(self, request: pb.LoadRequest, on_progress: Callable[[int, int], None]) -> pb.ModelFacts:
@@ -58,7 +58,7 @@ class WorkerConnection:
         stream = self._stub.Load(request)
         while True:
             try:
-                progress = await self._call(asyncio.wait_for(stream.read(), deadlines.LOAD_SILENCE.master))
+                progress = await self._call(asyncio.wait_for, stream.read(), deadlines.LOAD_SILENCE.master)
             except TimeoutError as error:
                 raise WorkerLostError(
                     f"worker {self.address} reported no loading progress for {deadlines.LOAD_SILENCE.master:.0f} s",
@@ -74,26 +74,26 @@ class WorkerConnection:
 
     async def prepare(self, request: pb.PrepareRequest) -> pb.Prepared:
         """Discard older epochs on the worker."""
-        return await self._call(self._stub.Prepare(request, timeout=deadlines.PREPARE.master))
+        return await self._call(self._stub.Prepare, request, timeout=deadlines.PREPARE.master)
 
     async def form(self, request: pb.FormRequest) -> pb.Formed:
         """Form the process groups of the epoch; call Form on all workers of the pipeline concurrently."""
         timeout = deadlines.form(request.group_timeout_ms / 1000).master
-        return await self._call(self._stub.Form(request, timeout=timeout))
+        return await self._call(self._stub.Form, request, timeout=timeout)
 
     async def warmup(self, request: pb.WarmupRequest) -> pb.WarmedUp:
         """Run an iteration of the maximum size once."""
         timeout = deadlines.warmup(request.timeout_ms / 1000).master
-        return await self._call(self._stub.Warmup(request, timeout=timeout))
+        return await self._call(self._stub.Warmup, request, timeout=timeout)
 
     async def allocate(self, request: pb.AllocateRequest) -> pb.Allocated:
         """Allocate the block pools."""
-        return await self._call(self._stub.Allocate(request, timeout=deadlines.ALLOCATE.master))
+        return await self._call(self._stub.Allocate, request, timeout=deadlines.ALLOCATE.master)
 
     async def change_adapters(self, request: pb.ChangeAdaptersRequest) -> pb.AdaptersChanged:
         """Remove adapters and load one; raise ConfigurationError for files that are refused."""
         timeout = deadlines.ADAPTER_FILES_SECONDS + deadlines.CHANGE_ADAPTERS.master
-        return await self._call(self._stub.ChangeAdapters(request, timeout=timeout))
+        return await self._call(self._stub.ChangeAdapters, request, timeout=timeout)
 
     async def shutdown(self, reason: str) -> None:
         """Shut the worker down; ignore a worker that cannot be reached."""
@@ -112,11 +112,25 @@ class WorkerConnection:
         """Close the channel and every stream on it."""
         await self._channel.close()
 
-    async def _call(self, call: Awaitable[Reply]) -> Reply:
+    async def _call(
+        self, call: Callable[Arguments, Awaitable[Reply]], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Reply:
+        """Make a call; raise typed errors, also if `close` ends it, which grpc.aio shows as a cancellation."""
         try:
-            return await call
+            return await call(*args, **kwargs)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from error
+        except grpc.aio.UsageError as error:  # the call began after `close`
+            raise self._closed() from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._closed() from error
+
+    def _closed(self) -> WorkerLostError:
+        message = f"worker {self.address}: the connection was closed"
+        return WorkerLostError(message, None, self.address, Evidence.GONE)
 
     def _translate(self, error: grpc.aio.AioRpcError) -> Exception:
         """Return the typed error for the status of a unary call or of Load."""
