@@ -33,7 +33,8 @@ ALLOCATE = Bound(120.0)
 ADAPTER_FILES_SECONDS = 60.0
 """How long a controller may read the files of one adapter."""
 CHANGE_ADAPTERS = Bound(60.0)
-"""Removing adapters and loading one, without the files' first reading."""
+"""Removing adapters and loading one, without the files' first reading. Iterations behind it have this time beyond
+their bound."""
 LOAD_SILENCE = Bound(300.0)
 """Between two load messages of a rank, which may wait for another process's build of the CPU kernels and then build
 them itself (BUILD_SECONDS in orca_kernels/cpu/library.py, twice)."""

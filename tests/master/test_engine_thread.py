@@ -43,6 +43,19 @@ def test_the_bound_of_the_expected_wait_holds_for_every_new_request_unless_one_c
     asyncio.run(play())
 
 
+@pytest.mark.parametrize(("stall_timeout", "bound"), [(None, 65.0), (5.0, 65.0), (900.0, 900.0)])
+def test_the_bound_of_a_stall_is_that_of_the_iterations_at_least(stall_timeout, bound):
+    """A change of adapters adds to a fixed bound, too."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        engine.config = EngineConfig(stall_timeout=stall_timeout)
+        engine.engine.snapshot = engine.engine.snapshot._replace(stall_seconds=65.0)
+        assert engine.status.progress.stall_timeout == bound
+
+    asyncio.run(play())
+
+
 def test_a_drain_reaches_the_endpoint_at_once_and_the_engine_on_its_thread():
     async def play() -> None:
         engine, threads, known = make_engine(), [], threading.Event()

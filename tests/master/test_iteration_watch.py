@@ -233,3 +233,88 @@ def test_a_fixed_bound_can_become_automatic_and_follows_the_times_measured_befor
         assert stalls == [40.0]
 
     play(monkeypatch, scene)
+
+
+@pytest.mark.parametrize("order", ["before", "during"])
+def test_an_iteration_that_waits_behind_another_command_has_its_time_too(monkeypatch, order):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(5.0, stalls.append)
+        if order == "before":
+            watch.begin(batch((1, 40)))
+        with watch.allowing(60.0):
+            if order == "during":
+                watch.begin(batch((1, 40)))
+            assert watch.seconds == 65.0
+            await clock.advance(64.9)
+            assert stalls == []
+        assert watch.seconds == pytest.approx(64.9 + 5.0)
+        await clock.advance(4.9)
+        assert stalls == []
+        await clock.advance(0.2)
+        assert stalls == [pytest.approx(69.9)]
+        watch.stop()
+        assert watch.seconds == 5.0
+
+    play(monkeypatch, scene)
+
+
+def test_an_iteration_that_does_not_return_behind_another_command_is_a_stall(monkeypatch):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(5.0, stalls.append)
+        with watch.allowing(60.0):
+            watch.begin(batch((1, 40)))
+            await clock.advance(65.1)
+        assert stalls == [65.0]
+        assert (watch.watches, watch.seconds) == (False, 5.0)
+
+    play(monkeypatch, scene)
+
+
+def test_a_new_bound_has_the_time_of_the_other_command_too(monkeypatch):
+    async def scene(clock: Clock) -> None:
+        stalls: list[float] = []
+        watch = IterationWatch(300.0, stalls.append)
+        watch.begin(batch((1, 0)))
+        with watch.allowing(60.0):
+            watch.set_timeout(5.0)
+            await clock.advance(64.9)
+            assert stalls == []
+            await clock.advance(0.2)
+            assert stalls == [65.0]
+
+    play(monkeypatch, scene)
+
+
+def test_the_time_behind_another_command_is_not_averaged(monkeypatch):
+    """Whether the command began before or after the iteration, and ended before or after it."""
+
+    async def scene(clock: Clock) -> None:
+        watch = IterationWatch(None, lambda _: pytest.fail("no stall"))
+        for _ in range(2):
+            watch.begin(batch((1, 40)))
+            watch.end()
+        watch.begin(batch((1, 40)))
+        with watch.allowing(60.0):
+            await clock.advance(50.0)
+        watch.end()
+        watch.begin(batch((1, 40)))
+        with watch.allowing(60.0):
+            await clock.advance(50.0)
+            watch.end()
+            watch.begin(batch((1, 40)))
+            await clock.advance(50.0)
+            watch.end()
+            watch.begin(batch((1, 40)))
+        await clock.advance(5.0)
+        watch.end()
+        watch.begin(batch((1, 40)))
+        assert watch.seconds == FLOOR_SECONDS
+        await clock.advance(9.0)
+        watch.end()
+        watch.begin(batch((1, 40)))
+        assert watch.seconds == pytest.approx(20 * 9.0 * WEIGHT), "later times count again"
+        watch.stop()
+
+    play(monkeypatch, scene)

@@ -175,6 +175,33 @@ def test_an_adapter_that_is_loaded_during_a_formation_comes_to_that_pipeline_too
     play(two, scene)
 
 
+@pytest.mark.parametrize("change", ["load", "removal"])
+def test_iterations_have_the_time_of_a_change_beyond_their_bound(change):
+    """The watch of each pipeline that changes, and the bound that the probes read."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        assert made.engine.snapshot.stall_seconds == 300.0
+        await made.engine.adapters.load("x", "x", "")
+        watch = made.engine._pipelines.serving["a"].watch
+        gate = made.cluster.newest("a").adapter_gate = asyncio.Event()
+        made.cluster.newest("a").gates_removals = True
+        if change == "load":
+            loading = asyncio.create_task(made.engine.adapters.load("y", "y", ""))
+        else:
+            loading = asyncio.create_task(made.engine.adapters.unload("x", ""))
+        await made.until(lambda: made.engine.snapshot.stall_seconds == 360.0)
+        assert watch.seconds == 360.0
+        gate.set()
+        await loading
+        await made.until(lambda: watch.seconds == 300.0)
+        submit(made, "r", 0)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        assert made.engine.snapshot.stall_seconds == 300.0
+
+    play(lambda: Engine(topology("a"), dataclasses.replace(START, stall_timeout=300.0)), scene)
+
+
 def test_pipelines_with_different_files_load_none_of_them():
     async def scene(made: Engine) -> None:
         await both_serve(made)

@@ -79,6 +79,7 @@ class FakeWorkers:
         self.adapter_digests: dict[str, str] = {}
         """By path, other digests than the path itself."""
         self.adapter_gate: asyncio.Event | None = None
+        self.gates_removals = False
         self._refusal = refusal
         self._sequence = 0
         self._queue: asyncio.Queue[tuple[Batch, pb.IterationResult]] = asyncio.Queue()
@@ -114,8 +115,8 @@ class FakeWorkers:
         self._masks.put_nowait((sequence, masks.allowed))
 
     async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
-        """Note the adapters. `adapter_errors` refuse paths, and `adapter_gate` holds a load."""
-        if loaded is not None and self.adapter_gate is not None:
+        """Note them. `adapter_errors` refuse paths; `adapter_gate` holds loads; `gates_removals`: all changes."""
+        if (loaded is not None or self.gates_removals) and self.adapter_gate is not None:
             await self.adapter_gate.wait()
         await asyncio.sleep(0)
         self.adapters = {number: path for number, path in self.adapters.items() if number in kept}

@@ -85,7 +85,7 @@ class EngineThread(EngineClient):
             engine.num_running,
             engine.num_waiting,
             max(engine.progressed_at, self._busy_since),
-            engine.stall_seconds if self.config.stall_timeout is None else self.config.stall_timeout,
+            max(engine.stall_seconds, self.config.stall_timeout or 0.0),
         )
         return EngineStatus(
             engine.state,

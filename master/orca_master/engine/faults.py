@@ -68,6 +68,12 @@ def departing(worker: str) -> WorkerLostError:
     return WorkerLostError(message, Reason.RECOVERING, worker, outside=True)
 
 
+def stalled(seconds: float) -> WorkerLostError:
+    """Return the error for an iteration that exceeded its bound; a cause that a worker reports explains more."""
+    message = f"an iteration did not return within {seconds:.0f} s"
+    return WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE)
+
+
 def choose(errors: Iterable[BaseException]) -> BaseException:
     """Return the error to report: the first that is not a WorkerLostError, else the result of `closest`."""
     lost: list[WorkerLostError] = []

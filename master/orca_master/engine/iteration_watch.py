@@ -2,13 +2,15 @@
 
 Without a given bound, an iteration may take FACTOR times the moving average of iterations of its kind, at least
 FLOOR_SECONDS; the first of a kind, or of a formation, has FIRST_SECONDS beyond the time that warm-ups would take. No
-bound exceeds LONGEST_SECONDS (config.py), for which the ranks wait for each other.
+bound exceeds LONGEST_SECONDS (config.py), for which the ranks wait for each other. An iteration that waits behind
+another command of the ranks has the time of that command in addition (`allowing`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from orca_master.engine.config import LONGEST_SECONDS
 from orca_master.scheduling.batch import Batch
@@ -41,8 +43,13 @@ class IterationWatch:
     """
 
     def __init__(self, stall_timeout: float | None, on_stall: Callable[[float], None]) -> None:
-        self.seconds = FIRST_SECONDS if stall_timeout is None else stall_timeout
-        """Bound of the latest iteration."""
+        self._bound = FIRST_SECONDS if stall_timeout is None else stall_timeout
+        self._allowed = 0.0
+        """Seconds beyond the bound."""
+        self._allows = False
+        """The present time is inside `allowing`."""
+        self._overlaps = False
+        """`allowing` was entered before the end of the iteration that is watched."""
         self._warmup_seconds = 0.0
         self._is_first = True
         """No iteration of the present formation has returned."""
@@ -53,6 +60,11 @@ class IterationWatch:
         self._kind = (0, 0)
         self._begun = self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Bound of the latest iteration, with what is allowed beyond."""
+        return self._bound + self._allowed
 
     @property
     def watches(self) -> bool:
@@ -72,14 +84,16 @@ class IterationWatch:
         self.stop()
         self._kind = kind_of(batch)  # also with a fixed bound, which may become automatic
         if not self._fixed:
-            self.seconds = self._automatic()
+            self._bound = self._automatic()
+        self._overlaps = self._allows
         self._start()
 
     def end(self) -> None:
         """Note that the iteration has returned."""
-        taken = asyncio.get_running_loop().time() - self._begun
-        average = self._averages.get(self._kind, taken)
-        self._averages[self._kind] = average + WEIGHT * (taken - average)
+        if not self._overlaps:
+            taken = asyncio.get_running_loop().time() - self._begun
+            average = self._averages.get(self._kind, taken)
+            self._averages[self._kind] = average + WEIGHT * (taken - average)
         self._doubts[self._kind] = max(1.0, self._doubts.get(self._kind, 1.0) * (1 - WEIGHT))
         self._is_first = False
         self.stop()
@@ -89,6 +103,24 @@ class IterationWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self._allows:
+            self._allowed = 0.0
+
+    @contextlib.contextmanager
+    def allowing(self, seconds: float) -> Iterator[None]:
+        """Add `seconds` to the bounds while the ranks also have another command, one at a time.
+
+        Afterwards the bound of the iteration that is watched counts from now on. Its time is not averaged.
+        """
+        self._allows = self._overlaps = True
+        self._allowed = seconds
+        self._reset_timer()
+        try:
+            yield
+        finally:
+            self._allows = False
+            self._allowed = 0.0 if self._timer is None else asyncio.get_running_loop().time() - self._begun
+            self._reset_timer()
 
     def set_timeout(self, stall_timeout: float | None) -> None:
         """Change the bound, None for the automatic one, also of the iteration that is watched.
@@ -96,10 +128,8 @@ class IterationWatch:
         An iteration that has already taken longer is reported at once.
         """
         self._fixed = stall_timeout is not None
-        self.seconds = self._automatic() if stall_timeout is None else stall_timeout
-        if self._timer is not None:
-            self._timer.cancel()
-            self._set_timer(max(self._begun + self.seconds, asyncio.get_running_loop().time()))
+        self._bound = self._automatic() if stall_timeout is None else stall_timeout
+        self._reset_timer()
 
     def _automatic(self) -> float:
         average = self._averages.get(self._kind)
@@ -113,6 +143,11 @@ class IterationWatch:
         self._begun = asyncio.get_running_loop().time()
         self._set_timer(self._begun + self.seconds)
 
+    def _reset_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._set_timer(max(self._begun + self.seconds, asyncio.get_running_loop().time()))
+
     def _set_timer(self, due: float) -> None:
         self._due = due
         self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
@@ -122,6 +157,6 @@ class IterationWatch:
             self._start()
             return
         self._timer = None
-        if self.seconds < LONGEST_SECONDS:
+        if self._bound < LONGEST_SECONDS:
             self._doubts[self._kind] = self._doubts.get(self._kind, 1.0) * DOUBT
         self._on_stall(self.seconds)

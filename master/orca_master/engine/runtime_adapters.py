@@ -231,7 +231,7 @@ class RuntimeAdapters:
     async def _change_one(self, supervisor: PipelineSupervisor, loaded: pb.RuntimeAdapter | None) -> str:
         workers = supervisor.workers
         try:
-            return await workers.change_adapters(self._numbers, loaded)
+            return await supervisor.change_adapters(self._numbers, loaded)
         except WorkerLostError as error:
             if supervisor.workers is workers:
                 supervisor.give_up(error)  # its next formation has the present adapters

@@ -22,24 +22,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase, PipelineReport
 from orca_contract.topology import PipelineSpec, Topology
+from orca_protos import deadlines
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import HIGHEST_EPOCH
 
 from orca_master.engine.attempts import Attempts
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.failure_log import FailureLog
-from orca_master.engine.faults import Evidence, WorkerLostError, closest, departing
+from orca_master.engine.faults import WorkerLostError, closest, departing, stalled
 from orca_master.engine.iteration_watch import IterationWatch
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.phases import DEFAULT_REASONS, TRANSITIONS
 from orca_master.engine.pipeline import Pipeline
-from orca_master.engine.workers import MakeWorkers, PipelineWorkers
+from orca_master.engine.workers import MakeWorkers, PipelineWorkers, complete_as_formed
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 
@@ -48,10 +48,6 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 NO_PROGRESS = (False, -1, 0)
 """Progress of a formation: all workers loaded, number of loaded workers (-1: not connected), loaded bytes."""
-
-
-async def complete_as_formed(_: PipelineWorkers) -> None:
-    """Serve with workers as they were formed."""
 
 
 class PipelineSupervisor:
@@ -153,6 +149,12 @@ class PipelineSupervisor:
         if not self.watch.watches:
             self.watch.begin(batch)
         return sequence
+
+    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+        """See Pipeline.change_adapters. Iterations wait for the change, so they have its time beyond their bound."""
+        with self.watch.allowing(deadlines.CHANGE_ADAPTERS.worker):
+            self._listener.on_change()
+            return await self.workers.change_adapters(kept, loaded)
 
     def give_up(self, error: WorkerLostError) -> None:
         """End the state Serving with `error`."""
@@ -267,9 +269,7 @@ class PipelineSupervisor:
         return closest([*own, *await self.workers.reported_until_conclusive()])
 
     def _on_stall(self, seconds: float) -> None:
-        # GONE, because a cause reported by a worker explains more than the deadline.
-        message = f"an iteration did not return within {seconds:.0f} s"
-        self.give_up(WorkerLostError(message, Reason.ENGINE_STALLED, evidence=Evidence.GONE))
+        self.give_up(stalled(seconds))
 
     def _enter(self, state: PipelinePhase) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
