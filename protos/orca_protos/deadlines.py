@@ -32,9 +32,8 @@ ALLOCATE = Bound(120.0)
 """Includes writing to the pools, so that their pages exist, and capturing the decode graphs."""
 ADAPTER_FILES_SECONDS = 60.0
 """How long a controller may read the files of one adapter."""
-CHANGE_ADAPTERS = Bound(60.0)
-"""Removing adapters and loading one, without the files' first reading. Iterations behind it have this time beyond
-their bound."""
+ADAPTER_COPY_SECONDS = 60.0
+"""How long a rank may remove adapters and load one. Iterations behind it have this time beyond their bound."""
 LOAD_SILENCE = Bound(300.0)
 """Between two load messages of a rank, which may wait for another process's build of the CPU kernels and then build
 them itself (BUILD_SECONDS in orca_kernels/cpu/library.py, twice)."""
@@ -48,6 +47,11 @@ def form(group_timeout: float) -> Bound:
 def warmup(timeout: float) -> Bound:
     """Return the bound of `Warmup`, whose iteration may take `timeout` seconds."""
     return Bound(30.0 + timeout)
+
+
+def change_adapters(timeout: float) -> Bound:
+    """Return the bound of `ChangeAdapters` without the files' first reading: iterations before may take `timeout`."""
+    return Bound(ADAPTER_COPY_SECONDS + timeout)
 
 
 PING_INTERVAL = 5.0

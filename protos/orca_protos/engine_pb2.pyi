@@ -232,14 +232,16 @@ class Allocated(_message.Message):
     def __init__(self) -> None: ...
 
 class ChangeAdaptersRequest(_message.Message):
-    __slots__ = ("epoch", "kept", "loaded")
+    __slots__ = ("epoch", "kept", "loaded", "timeout_ms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     kept: _containers.RepeatedScalarFieldContainer[int]
     loaded: RuntimeAdapter
-    def __init__(self, epoch: _Optional[int] = ..., kept: _Optional[_Iterable[int]] = ..., loaded: _Optional[_Union[RuntimeAdapter, _Mapping]] = ...) -> None: ...
+    timeout_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., kept: _Optional[_Iterable[int]] = ..., loaded: _Optional[_Union[RuntimeAdapter, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class RuntimeAdapter(_message.Message):
     __slots__ = ("number", "name", "path", "digest")

@@ -281,6 +281,26 @@ def test_workers_of_another_version_are_named(caplog):
     assert line.startswith(f"worker b:1 has version 0.1 (contract 0), this master has contract {VERSION}")
 
 
+@pytest.mark.parametrize(("seconds", "timeout_ms"), [(0.0, 0), (300.0, 900_000), (4_000_000.0, 12_000_000_000)])
+def test_a_change_of_adapters_waits_for_an_iteration_per_partition(seconds, timeout_ms):
+    async def run() -> None:
+        made, asked = pipeline(), []
+        for connection in made._connections:
+
+            async def change(request: pb.ChangeAdaptersRequest) -> pb.AdaptersChanged:
+                asked.append(request)
+                return pb.AdaptersChanged(digest="d")
+
+            connection.change_adapters = change
+        assert await made.change_adapters([2], pb.RuntimeAdapter(number=3), seconds) == "d"
+        assert [(request.timeout_ms, request.kept, request.loaded.number) for request in asked] == [
+            (timeout_ms, [2], 3)
+        ] * 3
+        await made.close()
+
+    asyncio.run(run())
+
+
 def test_closing_a_pipeline_ends_a_change_of_its_adapters():
     """Whether the change is under way, which grpc.aio shows as a cancellation, or begins later."""
 

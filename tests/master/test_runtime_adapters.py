@@ -202,6 +202,22 @@ def test_iterations_have_the_time_of_a_change_beyond_their_bound(change):
     play(lambda: Engine(topology("a"), dataclasses.replace(START, stall_timeout=300.0)), scene)
 
 
+def test_a_change_waits_for_iterations_of_the_present_bound():
+    """None are in flight before the pipeline serves."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        await made.engine.adapters.load("x", "x", "")
+        made.engine.reconfigure(dataclasses.replace(START, stall_timeout=900.0))
+        await made.engine.adapters.load("y", "y", "")
+        await made.engine.adapters.unload("y", "")
+        await made.until(lambda: made.cluster.newest("a").adapters == {1: "/d/x"})
+        first, *later = made.cluster.newest("a").iteration_seconds
+        assert (first, later) == (0.0, [300.0, 900.0, 900.0])
+
+    play(lambda: Engine(topology("a"), START), scene)
+
+
 def test_pipelines_with_different_files_load_none_of_them():
     async def scene(made: Engine) -> None:
         await both_serve(made)

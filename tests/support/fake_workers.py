@@ -80,6 +80,8 @@ class FakeWorkers:
         """By path, other digests than the path itself."""
         self.adapter_gate: asyncio.Event | None = None
         self.gates_removals = False
+        self.iteration_seconds: list[float] = []
+        """Of each change, the bound of the iterations before it."""
         self._refusal = refusal
         self._sequence = 0
         self._queue: asyncio.Queue[tuple[Batch, pb.IterationResult]] = asyncio.Queue()
@@ -114,8 +116,11 @@ class FakeWorkers:
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
         self._masks.put_nowait((sequence, masks.allowed))
 
-    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+    async def change_adapters(
+        self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None, iteration_seconds: float = 0.0
+    ) -> str:
         """Note them. `adapter_errors` refuse paths; `adapter_gate` holds loads; `gates_removals`: all changes."""
+        self.iteration_seconds.append(iteration_seconds)
         if (loaded is not None or self.gates_removals) and self.adapter_gate is not None:
             await self.adapter_gate.wait()
         await asyncio.sleep(0)

@@ -396,11 +396,12 @@ def test_every_bound_of_a_worker_lies_below_the_masters(tmp_path):
         await connection.warmup(pb.WarmupRequest(max_tokens=1, timeout_ms=300_000))
         await connection.allocate(pb.AllocateRequest(num_blocks=1))
         controller.epoch.highest = 1
-        await connection.change_adapters(pb.ChangeAdaptersRequest(epoch=1))
+        await connection.change_adapters(pb.ChangeAdaptersRequest(epoch=1, timeout_ms=600_000))
         await connection.close()
 
     asyncio.run(run())
     assert set(worker) == set(master) == {"prepare", "form", "warmup", "allocate", "change_adapters"}
+    assert worker["change_adapters"] == 600 + deadlines.ADAPTER_COPY_SECONDS, "it waits behind iterations"
     worker["change_adapters"] += deadlines.ADAPTER_FILES_SECONDS
     for name, bound in worker.items():
         assert bound + deadlines.MARGIN_SECONDS <= master[name]

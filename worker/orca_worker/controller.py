@@ -174,7 +174,8 @@ class Controller(WorkerServicer):
             if request.HasField("loaded"):
                 request.loaded.digest = await self._loader.adapter_digest(request.loaded)
                 self.epoch.check_prepared(request.epoch)  # another Prepare may have come meanwhile
-            await self._ask(pb.RankCommand(change_adapters=request), deadlines.CHANGE_ADAPTERS.worker)
+            seconds = deadlines.change_adapters(request.timeout_ms / 1000).worker
+            await self._ask(pb.RankCommand(change_adapters=request), seconds)
             return pb.AdaptersChanged(digest=request.loaded.digest)
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownAccepted:

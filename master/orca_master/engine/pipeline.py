@@ -194,15 +194,18 @@ class Pipeline:
         """Queue the masks of an iteration that was sent before. Never blocks."""
         self._outgoing.put_nowait(pb.Iteration(epoch=self.epoch, sequence=sequence, masks=masks))
 
-    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+    async def change_adapters(
+        self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None, iteration_seconds: float = 0.0
+    ) -> str:
         """Remove the adapters of other numbers than `kept`, load one, and return the digest of its files, "" without.
 
-        Raises ConfigurationError if a worker refuses it; others may have loaded it. Raises WorkerLostError, also if
-        the connections are closed.
+        `iteration_seconds`: bound of an iteration, of which the workers may have one per partition before the change.
+        Raises ConfigurationError if a worker refuses (others may have loaded it), WorkerLostError also after `close`.
         """
         if not self._connections:
             raise WorkerLostError(f"the connections to pipeline {self.id} are closed", evidence=Evidence.GONE)
-        request = pb.ChangeAdaptersRequest(epoch=self.epoch, kept=kept, loaded=loaded)
+        timeout_ms = int(iteration_seconds * 1000) * len(self._connections)
+        request = pb.ChangeAdaptersRequest(epoch=self.epoch, kept=kept, loaded=loaded, timeout_ms=timeout_ms)
         changed = await all_workers(worker.change_adapters(request) for worker in self._connections)
         digests = {reply.digest for reply in changed}
         if len(digests) > 1:

@@ -152,9 +152,9 @@ class PipelineSupervisor:
 
     async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
         """See Pipeline.change_adapters. Iterations wait for the change, so they have its time beyond their bound."""
-        with self.watch.allowing(deadlines.CHANGE_ADAPTERS.worker):
+        with self.watch.allowing(deadlines.ADAPTER_COPY_SECONDS):
             self._listener.on_change()
-            return await self.workers.change_adapters(kept, loaded)
+            return await self.workers.change_adapters(kept, loaded, self._config.longest_seconds)
 
     def give_up(self, error: WorkerLostError) -> None:
         """End the state Serving with `error`."""

@@ -92,7 +92,7 @@ class WorkerConnection:
 
     async def change_adapters(self, request: pb.ChangeAdaptersRequest) -> pb.AdaptersChanged:
         """Remove adapters and load one; raise ConfigurationError for files that are refused."""
-        timeout = deadlines.ADAPTER_FILES_SECONDS + deadlines.CHANGE_ADAPTERS.master
+        timeout = deadlines.ADAPTER_FILES_SECONDS + deadlines.change_adapters(request.timeout_ms / 1000).master
         return await self._call(self._stub.ChangeAdapters, request, timeout=timeout)
 
     async def shutdown(self, reason: str) -> None:

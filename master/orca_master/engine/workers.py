@@ -49,7 +49,9 @@ class PipelineWorkers(Protocol):
     def send_masks(self, sequence: int, masks: pb.TokenMasks) -> None:
         """See Pipeline.send_masks."""
 
-    async def change_adapters(self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None) -> str:
+    async def change_adapters(
+        self, kept: Sequence[int], loaded: pb.RuntimeAdapter | None, iteration_seconds: float = 0.0
+    ) -> str:
         """See Pipeline.change_adapters."""
 
     async def serve(self, receiver: PipelineReceiver) -> None:
