@@ -239,6 +239,10 @@ def test_leaving_a_group_ends_the_sends_of_a_gpu(monkeypatch):
     joined.close()
 
 
+GPU_0 = torch.device("cpu", 0)
+"""Stands for a rank's GPU, whose device has a number."""
+
+
 class Memory:
     """Symmetric memory that exists if all ranks come."""
 
@@ -260,7 +264,7 @@ def connected(monkeypatch: pytest.MonkeyPatch, all_reduce: str) -> DataPlane:
     monkeypatch.setattr(data_plane, "TorchSymmetricMemory", Memory)
     monkeypatch.setattr(Group, "group_name", "1", raising=False)
     monkeypatch.setattr(Work, "complete", True)
-    joined = plane(monkeypatch, Torch(), "nccl")
+    joined = plane(monkeypatch, Torch(), "nccl", device=GPU_0)
     joined.connect(cast(Any, all_reduce))
     return joined
 
@@ -282,7 +286,7 @@ def test_a_rank_that_does_not_share_its_memory_is_a_lost_neighbour(monkeypatch):
 def test_gpus_that_cannot_read_each_other_are_refused_on_every_rank(monkeypatch):
     """The ranks tell each other before any of them waits in torch's exchange of memory."""
     monkeypatch.setattr(Memory, "readable", False)
-    with pytest.raises(ModelError, match=r"^--all-reduce symmetric: GPUs cannot .* memory \(GPU None that of GPU 0\)"):
+    with pytest.raises(ModelError, match=r"^--all-reduce symmetric: GPUs cannot .* memory \(GPU 0 that of GPU 1\)"):
         connected(monkeypatch, "symmetric")
     monkeypatch.setattr(Memory, "readable", True)
     monkeypatch.setattr(Torch, "sums", 1.0)
@@ -296,7 +300,7 @@ def test_a_process_ends_with_a_group_whose_memory_it_shares(monkeypatch):
     with pytest.raises(RankError, match="rank 0 ends with its group"):
         joined.close()
     monkeypatch.setattr(Memory, "lost", True)
-    failed = plane(monkeypatch, Torch(), "nccl")
+    failed = plane(monkeypatch, Torch(), "nccl", device=GPU_0)
     with pytest.raises(NeighbourError):
         failed.connect("symmetric")
     with pytest.raises(RankError, match="rank 0 ends with its group"):

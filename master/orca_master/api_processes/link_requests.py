@@ -115,7 +115,7 @@ def fill_outputs(message: pb.Outputs, outputs: list[Output]) -> None:
     message.token.extend([token or 0 for token in tokens] if None in tokens else tokens)  # type: ignore[arg-type]
     for index, (_, token, reason, error, logprobs, num_cached, prompt_logprobs, pooled) in enumerate(outputs):
         is_rare = reason is not None or logprobs is not None or num_cached or prompt_logprobs is not None
-        if not is_rare and error is None and token is not None:
+        if not is_rare and pooled is None and error is None and token is not None:
             continue
         detail = message.detail.add(index=index, without_token=token is None, num_cached=num_cached)
         if reason is not None:
