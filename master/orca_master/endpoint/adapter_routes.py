@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from orca_contract.model_choices import MAX_NAME_LENGTH
 from starlette.exceptions import HTTPException
 
@@ -16,18 +16,27 @@ from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.adapter_registry import NAME, OFF
 from orca_master.errors import EngineUnavailableError, RequestError
 
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
 
 def add_adapters(app: FastAPI, endpoint: Endpoint) -> None:
-    """Add the routes; they answer 404 without the option."""
+    """Add the routes; without the option they answer every request with 404, whatever its body is."""
+    if not endpoint.config.runtime_adapters:
+
+        async def off(_: Request) -> Response:
+            raise HTTPException(404, OFF)
+
+        for path in (LOAD, UNLOAD):
+            app.add_route(path, off, methods=["GET", "POST"], include_in_schema=False)
+        return
 
     def loader() -> AdapterLoader:
-        if endpoint.adapter_loader is None:
-            raise HTTPException(404, OFF)
         if reason := endpoint.engine.status.unavailable:
             raise EngineUnavailableError(reason)
+        assert endpoint.adapter_loader is not None, "set where the option is"
         return endpoint.adapter_loader
 
-    @app.post("/v1/load_lora_adapter", response_model=ModelCard)
+    @app.post(LOAD, response_model=ModelCard)
     async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> ModelCard:
         """Load an adapter, which requests of the same API key may then name as their model."""
         owner, load = owner_of(request), loader().load
@@ -36,7 +45,7 @@ def add_adapters(app: FastAPI, endpoint: Endpoint) -> None:
         await load(body.lora_name, body.lora_path, owner)
         return endpoint.card(body.lora_name)
 
-    @app.post("/v1/unload_lora_adapter")
+    @app.post(UNLOAD)
     async def unload_lora_adapter(body: UnloadAdapterRequest, request: Request) -> dict[str, Any]:
         """Unload an adapter that this API key has loaded; its running requests finish with it."""
         await loader().unload(body.lora_name, owner_of(request))
