@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -31,7 +33,7 @@ class Storage:
 
 
 def play(scene: Callable[[Storage], Awaitable[None]]) -> None:
-    """Run a scene; end its reads in any case, because the interpreter waits for their thread."""
+    """Run a scene; end its reads in any case."""
     storage = Storage()
     try:
         asyncio.run(scene(storage))  # type: ignore[arg-type]
@@ -98,3 +100,23 @@ def test_a_read_whose_caller_has_left_delays_the_next_and_refuses_nothing():
         assert storage.num_reads == 2
 
     play(scene)
+
+
+HANGS = """
+import asyncio, threading
+from orca_worker import adapter_reading
+
+async def main():
+    try:
+        await adapter_reading.AdapterReading().run(lambda: str(threading.Event().wait()))
+    except TimeoutError:
+        print("late", flush=True)
+
+adapter_reading.ADAPTER_FILES_SECONDS = 0.01
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_while_a_read_hangs():
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "late\n"

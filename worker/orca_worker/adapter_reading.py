@@ -1,14 +1,16 @@
 """`AdapterReading`: the thread on which a controller reads the files of adapters, with a bound of the time.
 
 A read of a storage that does not answer cannot be ended. So there is one thread, and nothing new is read before it is
-free again. Imports no torch.
+free again; the process can end meanwhile. Imports no torch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from orca_protos.deadlines import ADAPTER_FILES_SECONDS
 
@@ -19,21 +21,22 @@ class AdapterReading:
     """Calls functions that read files, one at a time."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "adapter-files")
+        self._reads: queue.SimpleQueue[tuple[Future[str], Callable[[], str]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._late: Future[str] | None = None
         """The last read that did not end in time."""
-
-    @property
-    def hangs(self) -> bool:
-        """True while a read goes on that did not end in time."""
-        return self._late is not None and not self._late.done()
 
     async def run(self, read: Callable[[], str]) -> str:
         """Return the result of `read`; raise what it raises, or TimeoutError after ADAPTER_FILES_SECONDS.
 
         The time includes that of a read before, whose caller may have left.
         """
-        reading = self._thread.submit(read)
+        if self._thread is None:
+            # A daemon, for whose end the interpreter does not wait, as for threads of an executor.
+            self._thread = threading.Thread(target=self._run, name="adapter-files", daemon=True)
+            self._thread.start()
+        reading: Future[str] = Future()
+        self._reads.put((reading, read))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(reading), ADAPTER_FILES_SECONDS)
         except TimeoutError:
@@ -42,6 +45,16 @@ class AdapterReading:
             raise
 
     def check_free(self) -> None:
-        """Raise ModelError while a read hangs."""
-        if self.hangs:
+        """Raise ModelError while a read goes on that did not end in time."""
+        if self._late is not None and not self._late.done():
             raise ModelError("an earlier read of an adapter's files has not ended: load the adapter later")
+
+    def _run(self) -> None:
+        while True:
+            reading, read = self._reads.get()
+            if not reading.set_running_or_notify_cancel():
+                continue
+            try:
+                reading.set_result(read())
+            except BaseException as error:  # raised by `run`
+                reading.set_exception(error)

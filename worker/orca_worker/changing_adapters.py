@@ -45,7 +45,7 @@ class ChangingAdapters:
     def _add(self, adapter: pb.RuntimeAdapter, read: Adapter) -> None:
         """Read an adapter's weights into memory; raise ModelError or FileError, and keep nothing then."""
         self._check_room(read)
-        if not self._has_memory(adapter.number, read):
+        if not self._try_add(adapter.number, read):
             _return_memory()
             raise ModelError("the rank's memory does not hold the adapter: unload others, or load one of a lower rank")
         try:
@@ -56,8 +56,11 @@ class ChangingAdapters:
             self._maps.remove(adapter.number)
             raise
 
-    def _has_memory(self, number: int, read: Adapter) -> bool:
-        """Add an adapter to the maps; return False without memory, when nothing refers to the part that was read."""
+    def _try_add(self, number: int, read: Adapter) -> bool:
+        """Add an adapter to the maps; return False if the memory does not suffice.
+
+        Nothing refers to the part that was read then.
+        """
         try:
             self._maps.add(number, read)
         except (torch.OutOfMemoryError, MemoryError):  # its traceback holds the part: leave it here

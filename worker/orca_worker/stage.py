@@ -45,7 +45,6 @@ class Stage:
         self._request = request
         self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
-        self._first, self._last = request.partition == 0, request.partition == request.pipeline_parallel_size - 1
         self.adapters = ChangingAdapters(loaded)
         self._reset_rows()
         self._pools = KvPools(self._model.attentions(), self._dtype, self._device)
@@ -164,7 +163,7 @@ class Stage:
         if self.masks.keep(iteration):
             return False
         plane = self._data_plane  # the main thread may leave the group meanwhile
-        if not self._first and plane is not None and plane.posts_ahead:
+        if not self._model.spec.first and plane is not None and plane.posts_ahead:
             self._post(plane, iteration)
         return True
 
@@ -175,13 +174,13 @@ class Stage:
         The reply is a result on the last partition, else a timing. If `runs_ahead`, the next iteration may start first.
         """
         epoch = self._epoch
-        if self._last and self._group.rank == 0:  # only rank 0 has all columns of the logits
+        if self._model.spec.last and self._group.rank == 0:  # only rank 0 has all columns of the logits
             batch = self._rows.batch(iteration, self._sampler.parameters)
             self._sampler.observe(iteration, batch)
         else:
             batch = self._rows.batch(iteration)
         hidden = None
-        if not self._first:
+        if not self._model.spec.first:
             plane = self._plane()
             if not plane.posts_ahead:
                 self._post(plane, iteration)
@@ -193,14 +192,14 @@ class Stage:
         )
         started = self._clock.mark()
         output = self.run_layers(batch, hidden)
-        if not self._last:
+        if not self._model.spec.last:
             self._plane().send(output, self._request.tensor_parallel_size)
-        writes = self._read_head(output, iteration, batch) if self._last else ()
+        writes = self._read_head(output, iteration, batch) if self._model.spec.last else ()
         ended = self._clock.mark()
 
         def reply() -> pb.RankReply:
             timing.started_ns, timing.ended_ns = started(), ended()
-            if not self._last:
+            if not self._model.spec.last:
                 return pb.RankReply(timing=timing)
             result = pb.IterationResult(epoch=epoch, sequence=iteration.sequence, timing=timing)
             for write in writes:
@@ -238,7 +237,7 @@ class Stage:
 
     def _keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
         """Keep the tokens [K] of rank 0: the next iteration may have been sent already, without these tokens."""
-        if self._first:
+        if self._model.spec.first:
             self._rows.keep_sampled(batch, self._group.from_first(tokens))
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
@@ -246,7 +245,7 @@ class Stage:
         self._model.adapters.select(batch.adapters)
         if self._decode_graphs is not None and self._decode_graphs.accepts(batch):
             return self._decode_graphs.run(batch, hidden)
-        return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._last else None)
+        return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._model.spec.last else None)
 
     def _forward(
         self,
@@ -262,11 +261,11 @@ class Stage:
     def _run_partition(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Run the layers, and on the last partition the head: activations, or logits."""
         output = self.run_layers(batch, hidden)
-        return self._model.logits(output) if self._last else output
+        return self._model.logits(output) if self._model.spec.last else output
 
     def _reset_rows(self) -> None:
         self._model.adapters.select(None)
-        self.masks = TokenMasks(self._last and self._group.rank == 0)
+        self.masks = TokenMasks(self._model.spec.last and self._group.rank == 0)
         self._rows = RowTable(self._max_model_len, self._device)
         self._sampler = self._loaded.sampler()
 
@@ -289,12 +288,12 @@ class Stage:
             sampler = self._loaded.sampler()
             batch = RowTable(self._max_model_len, self._device).batch(iteration, sampler.parameters)
             logits = self._run_partition(batch, self._no_activations(len(batch.tokens)))
-            if self._last and self._group.rank == 0:
+            if self._model.spec.last and self._group.rank == 0:
                 sampler.observe(iteration, batch)
                 sampler.sample(logits, iteration, batch)
 
     def _no_activations(self, num_tokens: int) -> torch.Tensor | None:
         """Return zeros in place of the activations of the previous partition; None on the first."""
-        if self._first:
+        if self._model.spec.first:
             return None
         return torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)

@@ -163,6 +163,8 @@ class ModelPartition(ABC):
     """The norm of rows [rows, H] before the head. Last partition only."""
 
     def __init__(self, parts: Parts) -> None:
+        self.spec = parts.spec
+        """Place of the partition, and how it computes."""
         self._attentions = parts.attentions
         self.adapters = parts.adapters.active
         """Which rows use which adapter: set before the layers are computed."""
