@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from orca_master.engine import live_requests
 from orca_master.engine import supervisor as supervisor_module
-from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.messages import Choices
 from orca_master.errors import ConfigurationError
-from support.fake_engine import Engine, play, topology
+from support.adapted_engine import both_serve, on_workers, served, set_hanging, submit, two
+from support.fake_engine import Engine, play
 from support.fake_workers import FakeWorkers
 
-START = EngineConfig(
-    worker_owner=WorkerOwner.CLUSTER, recovery_timeout=600.0, max_batch_size=4, runtime_adapters=Path("/d")
-)
 KILLED = WorkerLostError("worker b:0: killed")
 CUT_OFF = WorkerLostError("worker b:0: no route", outside=True)
 
@@ -29,49 +25,29 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "RETRY_SECONDS", 0.001)
 
 
-def two() -> Engine:
-    return Engine(topology("a", "b"), START)
-
-
-async def both_serve(made: Engine, *adapters: str) -> None:
-    await made.engine.start()
-    await made.until(lambda: len(made.engine._pipelines.serving) == 2)
-    for name in adapters:
-        await made.engine.adapters.load(name, name, "")
-
-
 async def form_again(made: Engine, errors: Sequence[dict[str, Exception]]) -> None:
     """Lose pipeline b, whose next formations meet `errors` of adapters by path, and wait until it serves."""
-    make, waiting = made.cluster.make, list(errors)
+    waiting = list(errors)
 
-    def failing(*arguments: object) -> FakeWorkers:
-        workers = make(*arguments)  # type: ignore[arg-type]
+    def fail(workers: FakeWorkers) -> None:
         workers.adapter_errors = waiting.pop(0) if waiting else {}
-        return workers
 
-    made.engine._pipelines._supervisors["b"]._make_workers = failing  # type: ignore[assignment]
+    made.cluster.on_made = fail
     count = len(made.cluster.formed["b"]) + len(errors)
     made.cluster.newest("b").lose(KILLED)
     await made.until(lambda: len(made.cluster.formed["b"]) > count and len(made.engine._pipelines.serving) == 2)
 
 
-def on_workers(made: Engine) -> list[dict[int, str]]:
-    return [made.cluster.newest(name).adapters for name in ("a", "b")]
-
-
-def served(made: Engine) -> list[str]:
-    return [entry.name for entry in made.engine.snapshot.adapters]
-
-
 def test_an_adapter_over_which_workers_die_twice_is_unloaded_everywhere():
     async def scene(made: Engine) -> None:
         await both_serve(made, "x", "y")
-        made.cluster.newest("a").hangs = made.cluster.newest("b").hangs = made.cluster.hang = True
-        made.engine.submit(dataclasses.replace(made.submission("r", (5, 6), 8), adapter=1))
+        set_hanging(made, True)
+        made.cluster.hang = True
+        submit(made, "r", 1, 8)
         await form_again(made, [{"/d/x": KILLED}] * 2)
         lost = "the adapter 'x' could not be loaded again after a loss of workers: worker b:0: killed"
         assert await made.ended("r") == lost
-        assert served(made) == ["y"]
+        assert served(made) == [("y", 2, "")]
         await made.until(lambda: on_workers(made) == [{2: "/d/y"}] * 2)
 
     play(two, scene)
@@ -84,7 +60,7 @@ def test_an_adapter_stays_that_is_not_to_blame(errors):
         for _ in range(2):  # what counts is losses in a row
             await form_again(made, [{"/d/x": error} for error in errors])
             assert on_workers(made) == [{1: "/d/x"}] * 2
-        assert served(made) == ["x"]
+        assert served(made) == [("x", 1, "")]
 
     play(two, scene)
 

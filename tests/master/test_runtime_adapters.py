@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from pathlib import Path
 
 import pytest
 from orca_contract.state import EngineState
 from orca_master.engine import supervisor as supervisor_module
-from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.load_request import load_requests
 from orca_master.errors import ConfigurationError, EngineUnavailableError, ModelNotFoundError, RequestError
+from support.adapted_engine import START, both_serve, on_workers, served, set_hanging, submit, two
 from support.fake_engine import Engine, play, topology
-from support.fake_workers import continuation
+from support.fake_workers import FakeWorkers, continuation
 
-START = EngineConfig(
-    worker_owner=WorkerOwner.CLUSTER, recovery_timeout=600.0, max_batch_size=4, runtime_adapters=Path("/d")
-)
 KILLED = WorkerLostError("worker a:0: killed")
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "RETRY_SECONDS", 0.001)
-
-
-def two() -> Engine:
-    return Engine(topology("a", "b"), START)
-
-
-async def both_serve(made: Engine) -> None:
-    await made.engine.start()
-    await made.until(lambda: len(made.engine._pipelines.serving) == 2)
-
-
-def submit(made: Engine, name: str, adapter: int, length: int = 4) -> None:
-    made.engine.submit(dataclasses.replace(made.submission(name, (5, 6), length), adapter=adapter))
-
-
-def on_workers(made: Engine) -> list[dict[int, str]]:
-    return [made.cluster.newest(name).adapters for name in ("a", "b")]
-
-
-def served(made: Engine) -> list[tuple[str, int, str]]:
-    return [tuple(entry) for entry in made.engine.snapshot.adapters]
 
 
 def test_all_pipelines_load_an_adapter_before_requests_use_it():
@@ -83,8 +58,7 @@ def test_a_path_outside_of_the_folder_reaches_no_worker(path):
 
 def test_an_adapter_that_one_pipeline_refuses_is_removed_from_the_others():
     async def scene(made: Engine) -> None:
-        await both_serve(made)
-        await made.engine.adapters.load("y", "y", "")
+        await both_serve(made, "y")
         made.cluster.newest("b").adapter_errors = {"/d/x": ConfigurationError("x: no weights")}
         with pytest.raises(RequestError, match=r"^lora_path: x: no weights$"):
             await made.engine.adapters.load("x", "/d/x", "")
@@ -98,10 +72,8 @@ def test_an_adapter_that_one_pipeline_refuses_is_removed_from_the_others():
 
 def test_running_requests_finish_with_an_adapter_that_is_unloaded():
     async def scene(made: Engine) -> None:
-        await both_serve(made)
-        await made.engine.adapters.load("x", "x", "")
-        for name in ("a", "b"):
-            made.cluster.newest(name).hangs = True
+        await both_serve(made, "x")
+        set_hanging(made, True)
         submit(made, "r", 1, 8)
         await made.until(lambda: made.engine.snapshot.num_running == 1)
         await made.engine.adapters.unload("x", "")
@@ -110,8 +82,7 @@ def test_running_requests_finish_with_an_adapter_that_is_unloaded():
             submit(made, "late", 1)
         await made.engine.adapters.load("x", "other", "")
         assert on_workers(made)[0] == {1: "/d/x", 2: "/d/other"}
-        for name in ("a", "b"):
-            made.cluster.newest(name).hangs = False
+        set_hanging(made, False)
         assert await made.collect(1) == {"r": continuation((5, 6), 8)}
         await made.until(lambda: on_workers(made) == [{2: "/d/other"}] * 2)
         assert [entry.number for entry in made.engine.adapters.registry.present] == [2]
@@ -121,10 +92,8 @@ def test_running_requests_finish_with_an_adapter_that_is_unloaded():
 
 def test_a_cancelled_request_keeps_no_adapter():
     async def scene(made: Engine) -> None:
-        await both_serve(made)
-        await made.engine.adapters.load("x", "x", "")
-        for name in ("a", "b"):
-            made.cluster.newest(name).hangs = True
+        await both_serve(made, "x")
+        set_hanging(made, True)
         submit(made, "r", 1, 8)
         await made.engine.adapters.unload("x", "")
         assert made.engine.adapters.registry.leaving == {1}
@@ -153,17 +122,13 @@ def test_a_pipeline_that_is_formed_again_has_the_adapters_before_it_serves():
 
 def test_an_adapter_that_is_loaded_during_a_formation_comes_to_that_pipeline_too():
     async def scene(made: Engine) -> None:
-        await both_serve(made)
-        await made.engine.adapters.load("x", "x", "")
+        await both_serve(made, "x")
         gate = asyncio.Event()
-        make = made.cluster.make
 
-        def gated(*arguments: object) -> object:
-            workers = make(*arguments)  # type: ignore[arg-type]
+        def hold(workers: FakeWorkers) -> None:
             workers.adapter_gate = gate
-            return workers
 
-        made.engine._pipelines._supervisors["b"]._make_workers = gated  # type: ignore[assignment]
+        made.cluster.on_made = hold
         made.cluster.newest("b").lose(KILLED)
         await made.until(lambda: len(made.cluster.formed["b"]) == 2)
         await made.engine.adapters.load("y", "y", "")
@@ -234,15 +199,12 @@ def test_a_pipeline_that_comes_during_a_load_has_the_same_files():
 
     async def scene(made: Engine) -> None:
         await both_serve(made)
-        make = made.cluster.make
 
-        def other_files(*arguments: object) -> object:
-            workers = make(*arguments)  # type: ignore[arg-type]
+        def exchange_files(workers: FakeWorkers) -> None:
             workers.adapter_digests = {"/d/x": "other"}
-            return workers
 
         gate = made.cluster.newest("a").adapter_gate = asyncio.Event()
-        made.engine._pipelines._supervisors["b"]._make_workers = other_files  # type: ignore[assignment]
+        made.cluster.on_made = exchange_files
         loading = asyncio.create_task(made.engine.adapters.load("x", "x", ""))
         await made.until(lambda: on_workers(made)[1] == {1: "/d/x"})
         made.cluster.newest("b").lose(KILLED)
@@ -258,11 +220,8 @@ def test_a_pipeline_that_comes_during_a_load_has_the_same_files():
 
 def test_an_adapter_whose_files_have_changed_is_lost_with_its_requests_and_no_others():
     async def scene(made: Engine) -> None:
-        await both_serve(made)
-        await made.engine.adapters.load("x", "x", "")
-        await made.engine.adapters.load("y", "y", "")
-        for name in ("a", "b"):
-            made.cluster.newest(name).hangs = True
+        await both_serve(made, "x", "y")
+        set_hanging(made, True)
         made.cluster.hang = True
         for index in range(2):  # each pipeline computes one of them, and the next request waits
             submit(made, f"x{index}", 1, 8)
@@ -273,8 +232,7 @@ def test_an_adapter_whose_files_have_changed_is_lost_with_its_requests_and_no_ot
         for index in range(2):
             error = "the adapter 'x' could not be loaded again after a loss of workers: x: the files have changed"
             assert await made.ended(f"x{index}") == error
-        for name in ("a", "b"):
-            made.cluster.newest(name).hangs = False
+        set_hanging(made, False)
         assert await made.collect(1) == {"y": continuation((5, 6), 8)}
         assert served(made) == [("y", 2, "")]
         assert made.cluster.newest("a").adapters == {2: "/d/y"}

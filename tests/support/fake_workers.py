@@ -224,6 +224,8 @@ class Cluster:
         self.formed: dict[str, list[FakeWorkers]] = {}
         self.adapter_errors: dict[str, Exception] = {}
         """Of all workers, by path."""
+        self.on_made: Callable[[FakeWorkers], object] = lambda _: None
+        """Called with the workers of each formation before they form."""
 
     def make(self, spec: PipelineSpec, topology: Topology, config: EngineConfig) -> FakeWorkers:
         """See MakeWorkers."""
@@ -231,6 +233,7 @@ class Cluster:
         workers = FakeWorkers(spec, self.sizes.get(spec.id, self.num_blocks), waiting.pop(0) if waiting else None)
         workers.hangs = self.hang
         workers.adapter_errors = self.adapter_errors
+        self.on_made(workers)
         self.formed.setdefault(spec.id, []).append(workers)
         return workers
 
