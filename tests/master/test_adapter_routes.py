@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,7 @@ from orca_master.endpoint.api_keys import digest
 from orca_master.endpoint.application import create_app
 from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.engine_client import EngineStatus
-from orca_master.engine.messages import Output, Submission
 from orca_master.errors import EngineUnavailableError, RequestError
-from orca_master.scheduling.request import FinishReason
 from support.scripted_engine import END, MODEL, Scripted, ScriptedEngine, make_model
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -27,18 +24,10 @@ BODY = {"lora_name": "x", "lora_path": "sub/x"}
 
 
 class Engine(ScriptedEngine):
-    """Serves `adapters`, in `state`; returns the activations 3 and 4 of a text to embed."""
+    """Serves `adapters`, in `state`."""
 
     adapters: tuple[ServedAdapter, ...] = ()
     state = EngineState.SERVING
-
-    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        if not submission.pooling:
-            return super().submit(submission, receive)
-        self.submissions.append(submission)
-        pooled = array("f", (3.0, 4.0)).tobytes()
-        receive(Output(submission.request_id, None, FinishReason.STOP, pooled=pooled))
-        return asyncio.sleep(0)
 
     @property
     def status(self) -> EngineStatus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,42 +12,32 @@ import openai
 import pytest
 from orca_master.batches.input_lines import BatchLine, InvalidLine
 from orca_master.engine.config import EngineConfig
-from orca_master.engine.messages import Output, Submission
-from orca_master.scheduling.request import FinishReason, ServiceClass
-from support.batches import Server, created, ended, lines_of, play, read_input, servers, upload
+from orca_master.scheduling.request import ServiceClass
+from support.answers import EMBEDDINGS
+from support.batches import (
+    GatedEngine,
+    Server,
+    created,
+    ended,
+    lines_of,
+    play,
+    read_input,
+    request_line,
+    servers,
+    upload,
+)
 from support.fake_engine import Engine, topology
 from support.fake_engine import play as play_engine
-from support.scripted_engine import MODEL, ScriptedEngine
-
-EMBEDDINGS = "/v1/embeddings"
+from support.scripted_engine import MODEL
 
 
 def line(custom_id: str, **body: Any) -> str:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": EMBEDDINGS, "body": body}) + "\n"
-
-
-class EmbeddingEngine(ScriptedEngine):
-    """Returns the activations 3 and 4 for each text when `gate` is set, in two parts."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.gate = asyncio.Event()
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        async def answer() -> None:
-            await self.gate.wait()
-            for parts, reason in (((3.0, 0.0), None), ((0.0, 4.0), FinishReason.STOP)):
-                receive(Output(submission.request_id, None, reason, pooled=array("f", parts).tobytes()))
-
-        self.submissions.append(submission)
-        self.tasks.append(asyncio.create_task(answer()))
-        return asyncio.sleep(0)
+    return request_line(custom_id, EMBEDDINGS, body)
 
 
 @pytest.fixture
 def made(tmp_path) -> Server:
-    return servers(tmp_path)(EmbeddingEngine, concurrency=3)
+    return servers(tmp_path)(GatedEngine, concurrency=3)
 
 
 def test_a_line_takes_a_place_for_each_text(made):

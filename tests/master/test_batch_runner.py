@@ -78,7 +78,7 @@ def test_a_line_takes_a_place_for_each_choice(server):
         batch = await created(client, await upload(client, text))
         await made.wait_for_places(3)
         await asyncio.sleep(0.05)
-        assert made.scripted.engine.num_submitted == 3
+        assert len(made.scripted.engine.submissions) == 3
         made.scripted.engine.gate.set()
         done = await ended(client, batch.id)
         assert (done.request_counts.completed, done.request_counts.failed) == (4, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +27,39 @@ from support.scripted_engine import END, MODEL, Scripted, ScriptedEngine, make_m
 TEMPLATE = "{{ messages | tojson }}"
 
 
-def line(custom_id: Any, url: str = "/v1/completions", **body: Any) -> str:
-    """Return a line of a batch's input: a request whose body has these fields, too."""
-    body = {"model": MODEL, "prompt": "a", "max_tokens": 4} | body
+def request_line(custom_id: Any, url: str, body: Mapping[str, Any]) -> str:
+    """Return a line of a batch's input."""
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}) + "\n"
 
 
+def line(custom_id: Any, url: str = "/v1/completions", **body: Any) -> str:
+    """Return a line of a batch's input: a request whose body has these fields, too."""
+    return request_line(custom_id, url, {"model": MODEL, "prompt": "a", "max_tokens": 4} | body)
+
+
 class GatedEngine(ScriptedEngine):
-    """Answers a submission when `gate` is set; counts the submissions and notes how requests ended."""
+    """Answers a submission when `gate` is set, and notes how requests ended. `tasks`: one for each submission."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.gate = asyncio.Event()
         self.released: list[str | None] = []
-        self.num_submitted = 0
+        self.tasks: list[asyncio.Task[None]] = []
         self.is_draining = False
 
     @property
     def status(self) -> EngineStatus:
-        status = super().status
-        return EngineStatus(
-            **{name: getattr(status, name) for name in status.__slots__} | {"draining": self.is_draining}
-        )
+        return replace(super().status, draining=self.is_draining)
 
-    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        async def answer() -> None:
-            await self.gate.wait()
-            await ScriptedEngine.submit(self, submission, receive)
-
-        self.num_submitted += 1
-        self.task = asyncio.create_task(answer())
-        return asyncio.sleep(0)
+    def respond(self, submission: Submission, receive: Callable[[Output], object]) -> None:
+        self.tasks.append(asyncio.create_task(self._respond_later(submission, receive)))
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         self.released.append(ended_as)
+
+    async def _respond_later(self, submission: Submission, receive: Callable[[Output], object]) -> None:
+        await self.gate.wait()
+        super().respond(submission, receive)
 
 
 class Server:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ def make_model(folder: Path, template: str, special_tokens: Sequence[str] = ()) 
 
 
 class ScriptedEngine(EngineClient):
-    """Answers each request with the tokens of `answer`, and notes the submissions."""
+    """Answers each request with the tokens of `answer`, and notes the submissions.
+
+    The answer to a text to embed is its activations 3 and 4, in two parts.
+    """
 
     def __init__(self, codec: TextCodec, answer: str, reason: FinishReason = FinishReason.STOP) -> None:
         self.tokens = codec.encode(answer)
@@ -56,19 +60,30 @@ class ScriptedEngine(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         self.submissions.append(submission)
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answer.set_result(None)
-        last = len(self.tokens) - 1
-        for place, token in enumerate(self.tokens):
-            output = Output(submission.request_id, token=token, finish_reason=self.reason if place == last else None)
+        self.respond(submission, receive)
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        accepted.set_result(None)
+        return accepted
+
+    def respond(self, submission: Submission, receive: Callable[[Output], object]) -> None:
+        """Let the loop deliver the outputs of a request, each by a callback of its own."""
+        for output in self._outputs(submission):
             asyncio.get_running_loop().call_soon(receive, output)
-        return answer
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         pass
 
     async def metrics(self) -> bytes:
         return b""
+
+    def _outputs(self, submission: Submission) -> Iterator[Output]:
+        if submission.pooling is not None:
+            for part, reason in (((3.0, 0.0), None), ((0.0, 4.0), FinishReason.STOP)):
+                yield Output(submission.request_id, None, reason, pooled=array("f", part).tobytes())
+            return
+        last = len(self.tokens) - 1
+        for place, token in enumerate(self.tokens):
+            yield Output(submission.request_id, token, self.reason if place == last else None)
 
 
 class Scripted:
