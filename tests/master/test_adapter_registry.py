@@ -105,11 +105,22 @@ def test_an_adapter_that_is_being_loaded_cannot_leave():
         made.leave("x", "b")
 
 
+def test_an_adapter_that_is_being_loaded_beside_its_leaving_predecessor_cannot_leave():
+    made = registry()
+    ready(made, "x", "a")
+    made.leave("x", "a")
+    made.begin("x", "a", "/d/x")
+    with pytest.raises(RequestError, match="is still being loaded"):
+        made.leave("x", "a")
+    made.finish(4, "digest")
+    made.leave("x", "a")
+    assert (made.ready, made.leaving) == ((), {3, 4})
+
+
 def test_an_adapter_that_was_removed_while_it_was_loaded_is_never_ready():
     made = registry()
     number = made.begin("x", "", "/d/x").number
-    made.remove(number)
-    made.remove(number)
+    assert [made.remove(number), made.remove(number)] == [True, False]
     with pytest.raises(RequestError, match="could not load the adapter"):
         made.finish(number, "digest")
     assert made.ready == ()

@@ -22,6 +22,7 @@ from orca_master.api_processes.link_codec import (
     encode_to_master,
 )
 from orca_master.api_processes.link_messages import (
+    MAX_ID,
     AdvanceResponse,
     Answer,
     AskEvents,
@@ -386,8 +387,10 @@ def test_an_api_process_takes_any_bytes(data):
         pb.ToMaster(
             submit=pb.Submit(submission=pb.Submission(sampling=engine_pb2.Sampling(logit_bias={"token": [1]})))
         ),
+        pb.ToMaster(load_adapter=pb.LoadAdapter(name="x", path="x", owner="a" * (MAX_ID + 1))),
+        pb.ToMaster(unload_adapter=pb.UnloadAdapter(name="x", owner="a" * (MAX_ID + 1))),
     ],
-    ids=["empty", "unknown end", "bias without value"],
+    ids=["empty", "unknown end", "bias without value", "long owner of a load", "long owner of an unload"],
 )
 def test_what_no_api_process_sends_ends_the_link(message):
     with pytest.raises(LinkError):

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from orca_master.api_processes.link_codec import decode_to_master, encode_to_master
 from orca_master.api_processes.link_messages import (
+    MAX_ID,
     AdvanceResponse,
     AskEvents,
     AskResponses,
@@ -18,7 +19,6 @@ from orca_master.api_processes.link_messages import (
     StoreResponse,
 )
 from orca_master.api_processes.link_responses import (
-    MAX_ID,
     decode_found,
     decode_page,
     decode_responses,

@@ -56,6 +56,52 @@ def test_a_path_outside_of_the_folder_reaches_no_worker(path):
     play(two, scene)
 
 
+@pytest.mark.parametrize(("length", "count"), [(4096, 1), (4097, 0)])
+def test_the_length_of_a_path_is_bounded(length, count):
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        loading = made.engine.adapters.load("x", "a" * length, "")
+        if count:
+            await loading
+        else:
+            with pytest.raises(RequestError, match=r"^lora_path: a path of at most 4096 characters") as refused:
+                await loading
+            assert refused.value.field == "lora_path"
+        assert [len(adapters) for adapters in on_workers(made)] == [count, count]
+
+    play(two, scene)
+
+
+def test_a_refused_load_is_removed_from_the_pipelines_once():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        made.cluster.newest("b").adapter_errors = {"/d/x": ConfigurationError("x: no weights")}
+        with pytest.raises(RequestError, match="no weights"):
+            await made.engine.adapters.load("x", "x", "")
+        assert made.engine.adapters._removing == set()
+        assert len(made.cluster.newest("a").iteration_seconds) == 3, "of the formation, the load and the removal"
+
+    play(two, scene)
+
+
+def test_a_removal_that_workers_refuse_is_logged(caplog, monkeypatch):
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        await made.engine.adapters.load("x", "x", "")
+        workers = made.cluster.newest("b")
+
+        async def refuse(*_: object) -> str:
+            raise ConfigurationError("b:0: no removal")
+
+        monkeypatch.setattr(workers, "change_adapters", refuse)
+        await made.engine.adapters.unload("x", "")
+        await made.until(lambda: on_workers(made)[0] == {} and not made.engine.adapters._removing)
+
+    play(two, scene)
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("engine.runtime_adapters")]
+    assert "adapters are not removed before the next change: b:0: no removal" in lines
+
+
 def test_an_adapter_that_one_pipeline_refuses_is_removed_from_the_others():
     async def scene(made: Engine) -> None:
         await both_serve(made, "y")

@@ -30,6 +30,7 @@ from orca_master.api_processes.link_messages import (
     Submit,
     ToMaster,
     UnloadAdapter,
+    bounded,
 )
 from orca_master.api_processes.link_requests import fill_outputs, fill_submission, outputs_of, submission_of, text
 from orca_master.api_processes.link_responses import fill_response_message, response_message_of
@@ -104,10 +105,10 @@ def decode_to_master(data: bytes) -> ToMaster:
             return AskMetrics(envelope.ask_metrics.number)
         case "load_adapter":
             load = envelope.load_adapter
-            return LoadAdapter(load.number, load.name, load.path, load.owner)
+            return LoadAdapter(load.number, load.name, load.path, bounded(load.owner))
         case "unload_adapter":
             unload = envelope.unload_adapter
-            return UnloadAdapter(unload.number, unload.name, unload.owner)
+            return UnloadAdapter(unload.number, unload.name, bounded(unload.owner))
         case None:
             raise LinkError("a message without content")
         case name:

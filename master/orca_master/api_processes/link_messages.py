@@ -17,6 +17,17 @@ class LinkError(Exception):
     """The peer violated the protocol; the link is closed."""
 
 
+MAX_ID = 256
+"""Maximum characters of an id and of an owner."""
+
+
+def bounded(text: str) -> str:
+    """Return an id or an owner of the peer; raise LinkError for more than MAX_ID characters."""
+    if len(text) > MAX_ID:
+        raise LinkError(f"an id or an owner of {len(text)} characters")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Submits a request. The Answer with the same number has no value, or the error of a refusal."""

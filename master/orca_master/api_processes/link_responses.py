@@ -22,13 +22,12 @@ from orca_master.api_processes.link_messages import (
     LinkError,
     ResponseMessage,
     StoreResponse,
+    bounded,
 )
 from orca_master.endpoint.response_store import MAX_NUMBER, EventPage, FoundResponse, Phase, StoredResponse
 
 TRUE, FALSE = b"1", b""
 """Values of answers."""
-MAX_ID = 256
-"""Maximum characters of an id and of an owner."""
 WireMessage: TypeAlias = (
     pb.StoreResponse
     | pb.AskResponses
@@ -88,7 +87,7 @@ def response_message_of(message: WireMessage) -> ResponseMessage:
         return StoreResponse(message.number, _stored_of(message.stored))
     if isinstance(message, pb.BeginResponse):
         return BeginResponse(message.number, _stored_of(message.stored), list(message.events))
-    number, owner, response_id = message.number, _bounded(message.owner), _id(message.response_id)
+    number, owner, response_id = message.number, bounded(message.owner), _id(message.response_id)
     converted: ResponseMessage
     match message:
         case pb.AskResponses():
@@ -168,16 +167,10 @@ def _fill_stored(wire: pb.StoredResponse, stored: StoredResponse) -> None:
 
 
 def _stored_of(wire: pb.StoredResponse) -> StoredResponse:
-    return StoredResponse(_id(wire.response_id), _bounded(wire.owner), _bounded(wire.previous), wire.data)
+    return StoredResponse(_id(wire.response_id), bounded(wire.owner), bounded(wire.previous), wire.data)
 
 
 def _id(text: str) -> str:
     if not text:
         raise LinkError("a message about a response without an id")
-    return _bounded(text)
-
-
-def _bounded(text: str) -> str:
-    if len(text) > MAX_ID:
-        raise LinkError(f"an id or an owner of {len(text)} characters")
-    return text
+    return bounded(text)

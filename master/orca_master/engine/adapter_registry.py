@@ -103,18 +103,18 @@ class AdapterRegistry:
 
     def leave(self, name: str, owner: str) -> None:
         """Refuse new requests for an adapter; raise RequestError if this owner has none of this name that is ready."""
-        found = next((entry for entry in self.present if (entry.name, entry.owner) == (name, owner)), None)
-        entries = [entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and entry.is_ready]
-        if not entries:
-            is_loading = found is not None and not found.leaving
-            reason = "is still being loaded" if is_loading else "was not loaded, or another API key loaded it"
+        mine = (entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and not entry.leaving)
+        adapter = next(mine, None)
+        if adapter is None or not adapter.is_ready:
+            reason = "was not loaded, or another API key loaded it" if adapter is None else "is still being loaded"
             raise RequestError(f"{NAME}: the adapter {name[:MAX_NAME_LENGTH]!a} {reason}", NAME)
-        self._put(replace(entries[0], leaving=True))
+        self._put(replace(adapter, leaving=True))
 
-    def remove(self, number: int) -> None:
-        """Forget an adapter, in any state; do nothing if it is gone."""
-        self._adapters.pop(number, None)
+    def remove(self, number: int) -> bool:
+        """Forget an adapter, in any state; return False if it is gone."""
+        was_there = self._adapters.pop(number, None) is not None
         self._publish()
+        return was_there
 
     def _put(self, adapter: RuntimeAdapter) -> RuntimeAdapter:
         self._adapters[adapter.number] = adapter

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from orca_contract.topology import ModelSpec
+from orca_contract.topology import MAX_PATH_LENGTH, ModelSpec
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.adapter_registry import OFF, PATH, AdapterRegistry, RuntimeAdapter, ServedAdapter
@@ -92,8 +92,8 @@ class RuntimeAdapters:
                 digest = await self._load(adapter)
             self.registry.finish(adapter.number, digest)
         except BaseException:
-            self.registry.remove(adapter.number)
-            self._remove_soon()
+            if self.registry.remove(adapter.number):  # else a removal from the pipelines has been made or begun
+                self._remove_soon()
             raise
         logger.info("adapter %r is loaded from %s", name, folder)
         self._on_change()
@@ -121,7 +121,9 @@ class RuntimeAdapters:
         return self.registry.ready
 
     async def bring(self, workers: PipelineWorkers) -> None:
-        """Give workers that were formed the present adapters, and no others; raise WorkerLostError.
+        """Give workers that were formed the present adapters, and no others.
+
+        Raises WorkerLostError, or ConfigurationError if they refuse the removal of others.
 
         An adapter that they refuse is unloaded everywhere, and its requests end with an error: its files have changed
         or are gone, so that no pipeline could compute the same again. So is one over which workers are lost MAX_LOSSES
@@ -163,6 +165,8 @@ class RuntimeAdapters:
         """Return the path on the workers, which follow its links themselves; raise RequestError."""
         if self._folder is None:
             raise RequestError(OFF)
+        if len(path) > MAX_PATH_LENGTH:
+            raise RequestError(f"{PATH}: a path of at most {MAX_PATH_LENGTH} characters is expected", PATH)
         home = os.path.abspath(self._folder)
         folder = os.path.normpath(os.path.join(home, path))
         if "\0" in path or not folder.startswith(os.path.join(home, "")):
@@ -226,6 +230,8 @@ class RuntimeAdapters:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ConfigurationError | WorkerLostError):
                 raise result
+            if loaded is None and isinstance(result, ConfigurationError):
+                logger.warning("adapters are not removed before the next change: %s", result)
         return results
 
     async def _change_one(self, supervisor: PipelineSupervisor, loaded: pb.RuntimeAdapter | None) -> str:
