@@ -135,8 +135,10 @@ class LLM:
         ):
             raise ConfigurationError(refusal)
         adapters = _adapters(lora_modules, path.name)
-        sizes = pipeline_parallel_size, tensor_parallel_size, max_model_len
-        check(model_command(path, *sizes, quantization, device, adapters), text_command(path, None))
+        model_check = model_command(
+            path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device, adapters
+        )
+        check(model_check, text_command(path, None))
         self._stack = contextlib.ExitStack()
         try:
             self._loop = asyncio.new_event_loop()
@@ -189,7 +191,7 @@ class LLM:
         `sampling` applies to all prompts, or is a sequence with one entry per prompt. `model`: name of the adapter for
         all prompts, or of the model's folder; None: the model.
         """
-        names = (*self._endpoint.config.model_names, *self._endpoint.config.adapters)
+        names = self._endpoint.models.numbers(None)
         if model is not None and model not in names:
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
         prompt_list: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts

@@ -17,6 +17,7 @@ from orca_master.endpoint.choice_run import PIECE_BYTES, PIECES_TOGETHER, SUBMIT
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.served_models import ServedModels
 from orca_master.engine.messages import Choices, Output
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
@@ -24,6 +25,10 @@ from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.queue_client import DEPTH, Queue
+
+
+def generator_of(engine: Queue, tmp_path, timeout: float | None = None, max_unread: int = 1 << 20) -> Generator:
+    return Generator(engine, TextCodec(tmp_path), ServedModels(("m",), (), engine), timeout, max_unread)
 
 
 def prepare(
@@ -36,7 +41,7 @@ def prepare(
     max_unread: int = 1 << 20,
 ):
     body = CompletionRequest(prompt=[[1, 2]] * num_prompts, n=n)
-    generator = Generator(engine, TextCodec(tmp_path), timeout, max_unread)
+    generator = generator_of(engine, tmp_path, timeout, max_unread)
     return generator, generator.prepare("test", body, [[1, 2]] * num_prompts, max_tokens, None)
 
 
@@ -301,7 +306,7 @@ def test_a_paused_engine_is_ready_and_refuses_requests_with_its_reason(tmp_path)
 @pytest.mark.parametrize(("server", "client"), [(0.05, None), (0.05, 60.0), (60.0, 0.05), (None, 0.05)])
 def test_the_smaller_timeout_applies(tmp_path, server, client):
     async def run() -> None:
-        generator = Generator(Queue(), TextCodec(tmp_path), server, 1 << 20)
+        generator = generator_of(Queue(), tmp_path, server)
         body = CompletionRequest(prompt=[1, 2])
         generation = generator.prepare("test", body, [[1, 2]], 4, None, client)
         async with asyncio.timeout(20):
@@ -345,7 +350,7 @@ def scored(tmp_path, **fields: Any) -> tuple[Queue, Generator, Generation]:
     """Return a generation of two prompts of three tokens with two choices each, and log probabilities of prompts."""
     engine = Queue()
     body = CompletionRequest.model_validate({"prompt": [[1, 2, 3]] * 2, "n": 2, **fields})
-    generator = Generator(engine, TextCodec(tmp_path), None, 1 << 20)
+    generator = generator_of(engine, tmp_path)
     return engine, generator, generator.prepare("test", body, [[1, 2, 3]] * 2, body.max_tokens, body.logprobs)
 
 
@@ -370,7 +375,7 @@ def test_the_first_choice_of_each_prompt_asks_for_its_log_probabilities(tmp_path
 def test_too_many_log_probabilities_of_prompts_are_refused_by_name(tmp_path):
     for fields, field in (({"echo": True, "logprobs": 20}, "logprobs"), ({"prompt_logprobs": 20}, "prompt_logprobs")):
         body = CompletionRequest.model_validate({"prompt": [1], **fields})
-        generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+        generator = generator_of(Queue(), tmp_path)
         with pytest.raises(RequestError, match="at most 1048576 are supported") as refused:
             generator.prepare("test", body, [[1] * 49_933], 1, body.logprobs)
         assert refused.value.field == field
@@ -379,7 +384,7 @@ def test_too_many_log_probabilities_of_prompts_are_refused_by_name(tmp_path):
 
 def test_log_probabilities_that_are_returned_in_both_forms_count_twice(tmp_path):
     body = CompletionRequest(prompt=[1], echo=True, logprobs=20, prompt_logprobs=20)
-    generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+    generator = generator_of(Queue(), tmp_path)
     with pytest.raises(RequestError, match="24967 tokens of prompts with 42 log probabilities each"):
         generator.prepare("test", body, [[1] * 24_967], 1, body.logprobs)
     generator.prepare("test", body, [[1] * 24_966], 1, body.logprobs)
@@ -452,7 +457,7 @@ def test_pieces_that_waited_for_their_prompt_do_not_count_as_unread(tmp_path):
     async def run() -> None:
         engine = Queue()
         body = CompletionRequest(prompt=[1, 2, 3], n=2, prompt_logprobs=0)
-        generator = Generator(engine, TextCodec(tmp_path), None, 100 * PIECE_BYTES)
+        generator = generator_of(engine, tmp_path, max_unread=100 * PIECE_BYTES)
         generation = generator.prepare("test", body, [[1, 2, 3]], 300, 1)
         collecting = asyncio.create_task(collect(generator, generation))
         await until(lambda: len(engine.receivers) == 2)
@@ -470,7 +475,7 @@ def test_pieces_that_waited_for_their_prompt_do_not_count_as_unread(tmp_path):
 @pytest.mark.parametrize(("fields", "logprobs"), [({}, 0), ({"logprobs": 3}, 3), ({"n": 4}, None)])
 def test_best_of_generates_more_choices_and_their_log_probabilities(tmp_path, fields, logprobs):
     body = CompletionRequest.model_validate({"prompt": [[1], [2]], "best_of": 4, "n": 2, "echo": True, **fields})
-    generator = Generator(Queue(), TextCodec(tmp_path), None, 1 << 20)
+    generator = generator_of(Queue(), tmp_path)
     generation = generator.prepare("test", body, [[1], [2]], 5, body.logprobs)
     assert (generation.n, generation.choices_per_prompt) == (body.n, 4)
     assert [choice.submission.sampling.choice for choice in generation.choices] == [0, 1, 2, 3] * 2
@@ -481,5 +486,5 @@ def test_best_of_generates_more_choices_and_their_log_probabilities(tmp_path, fi
 def test_more_choices_to_choose_from_than_can_ever_wait_are_refused_by_name(tmp_path):
     body = CompletionRequest(prompt=[[1]] * 3, best_of=86)
     with pytest.raises(RequestError, match=f"best_of = 86 are 258 choices, at most {DEPTH} can wait") as refused:
-        Generator(Queue(), TextCodec(tmp_path), None, 1 << 20).prepare("test", body, [[1]] * 3, 1, None)
+        generator_of(Queue(), tmp_path).prepare("test", body, [[1]] * 3, 1, None)
     assert refused.value.field == "best_of"

@@ -293,6 +293,11 @@ def test_no_texts_are_written(tmp_path):
     assert json.loads(line[9:])[2]["body"] == {"stop": "ü\n"}
 
 
+def idle_generator(folder: Path) -> Generator:
+    engine = Idle()
+    return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), None, 1 << 20)
+
+
 def _no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
@@ -301,7 +306,7 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     """Also one that ends them before its first token; a token of a later life begins the count anew."""
 
     async def life(wants: int, killed: bool = True) -> list[ResumableRequest]:
-        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        generator = idle_generator(tmp_path)
         journal = Journal(tmp_path / "j", MODEL)
         resumable = ResumableRequests(journal, generator, 60)
         assert resumable.resume() == wants
@@ -335,7 +340,7 @@ def test_a_request_that_is_accepted_before_the_others_are_resumed_runs_once(tmp_
     """The engine serves some turns of the event loop before the server resumes: clients try again and again."""
 
     async def play() -> None:
-        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        generator = idle_generator(tmp_path)
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
         body = CompletionRequest(prompt=[1, 2])
         generation = generator.prepare("cmpl-", body, [[1, 2]], 16, None)
@@ -359,7 +364,7 @@ def test_no_request_fills_the_journal_with_log_probabilities_of_its_prompts(tmp_
     monkeypatch.setattr(resumable_module, "MAX_PROMPT_LOGPROBS", 2 * 4 * 2)
 
     async def play() -> None:
-        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        generator = idle_generator(tmp_path)
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
         plain, body = (CompletionRequest(prompt=[1], prompt_logprobs=count) for count in (None, 1))
         prompts = [[1] * length] * 2
@@ -376,8 +381,7 @@ def test_a_request_of_an_adapter_that_the_next_master_lacks_is_not_recorded(tmp_
 
     async def play() -> None:
         engine = Idle((ServedAdapter("loaded", 2, "key"),))
-        models = ServedModels(("m",), ("start",), engine)
-        generator = Generator(engine, TextCodec(tmp_path), None, 1 << 20, adapters=("start",), models=models)
+        generator = Generator(engine, TextCodec(tmp_path), ServedModels(("m",), ("start",), engine), None, 1 << 20)
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
 
         def is_recorded(model: str) -> bool:
@@ -397,7 +401,7 @@ def test_a_server_that_stops_before_it_resumes_ends_the_streams_that_wait(tmp_pa
     """Otherwise they would hold the server up until its connections are cut, with a traceback in the log."""
 
     async def play() -> None:
-        generator = Generator(Idle(), TextCodec(tmp_path), None, 1 << 20)
+        generator = idle_generator(tmp_path)
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
         waiting = resumable.find("earlier", "")
         assert waiting is not None
@@ -519,9 +523,7 @@ def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, mon
     )  # fmt: skip
 
     async def play() -> None:
-        resumable = ResumableRequests(
-            Journal(tmp_path / "j", MODEL), Generator(Idle(), TextCodec(tmp_path), None, 1 << 20), 60
-        )
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), idle_generator(tmp_path), 60)
         assert resumable.resume() == 3
         for _ in range(10):
             order.append("loop")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from orca_master.engine.request_limits import check_values
+from orca_master.engine.messages import Submission
+from orca_master.engine.request_limits import check_priority, check_values
 from orca_master.errors import RequestError
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -67,3 +68,23 @@ def test_refused(refused, field):
     with pytest.raises(RequestError, match=field) as error:
         check_values(request(**refused), VOCABULARY)
     assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("priority", "policy", "generated", "is_refused"),
+    [
+        (1, "fcfs", None, True),
+        (-1, "fcfs", None, True),
+        (0, "fcfs", None, False),
+        (1, "priority", None, False),
+        (1, "fcfs", (), False),  # an earlier master has accepted it
+    ],
+)
+def test_a_new_request_has_a_priority_only_with_the_policy_that_has_them(priority, policy, generated, is_refused):
+    submission = Submission("a", [1], 1, SamplingParameters(), frozenset(), priority, generated=generated)
+    if not is_refused:
+        check_priority(submission, policy)
+        return
+    with pytest.raises(RequestError, match="without --scheduling-policy priority") as refused:
+        check_priority(submission, policy)
+    assert refused.value.field == "priority"

@@ -37,6 +37,12 @@ def test_a_name_of_another_owner_does_not_exist(models):
         assert str(refused.value).endswith(", ".join(map(repr, served)))
 
 
+def test_only_the_adapters_of_the_start_are_those_of_the_next_master(models):
+    names = {None: 0, "base": 0, "an earlier name": 0, "one": 1, "two": 2, "mine": 0}
+    assert {name: models.number_at_start(name) for name in names} == names
+    assert [models.is_of_start(number) for number in (0, 1, 2, 3, 7)] == [True, True, True, False, False]
+
+
 def test_answers_have_the_models_first_name_or_the_adapters(models):
     names = {None: "base", "base": "base", "alias": "base", "one": "one", "mine": "mine"}
     assert {name: models.name_of(name) for name in names} == names

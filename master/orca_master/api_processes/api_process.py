@@ -41,9 +41,13 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     config, path = hello.config, hello.model_path
     configure_logging(config.log_format, config.log_level)
     endpoint = Endpoint(
-        config, engine, TextCodec(path), ChatTemplate(path, config.chat_template), store=RemoteStore(engine)
+        config,
+        engine,
+        TextCodec(path),
+        ChatTemplate(path, config.chat_template),
+        store=RemoteStore(engine),
+        adapter_loader=RemoteAdapters(engine) if config.runtime_adapters else None,
     )
-    endpoint.adapter_loader = RemoteAdapters(engine) if config.runtime_adapters else None
     listening = asyncio.create_task(engine.listen())
     stopped = asyncio.create_task(stop.wait())
     freeze_and_bound()

@@ -14,7 +14,7 @@ from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ModelCard
 from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.adapter_registry import NAME, OFF
-from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.errors import RequestError
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -31,8 +31,7 @@ def add_adapters(app: FastAPI, endpoint: Endpoint) -> None:
         return
 
     def loader() -> AdapterLoader:
-        if reason := endpoint.engine.status.unavailable:
-            raise EngineUnavailableError(reason)
+        endpoint.check(None, None)
         assert endpoint.adapter_loader is not None, "set where the option is"
         return endpoint.adapter_loader
 

@@ -98,7 +98,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.add_middleware(MessagesErrors)
     app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
     # Cached, because /openapi.json needs no key, and creating the schema takes 0.1 s.
-    names = () if config.runtime_adapters else (*config.model_names, *config.adapters)
+    names = () if config.runtime_adapters else tuple(endpoint.models.numbers(None))
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, names))
     app.openapi = lambda: schema(  # type: ignore[method-assign]
         endpoint.engine.status.vocabulary_size, endpoint.engine.status.longest

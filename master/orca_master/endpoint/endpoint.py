@@ -67,11 +67,10 @@ class Endpoint:
         self.generator = Generator(
             self.engine,
             self.codec,
+            self.models,
             self.config.request_timeout,
             self.config.http.max_unread_bytes,
             self.answers,
-            self.config.adapters,
-            self.models,
         )
 
     @property
@@ -83,7 +82,7 @@ class Endpoint:
         """Return the name in responses to a request for `model`: that of the model, or of an adapter."""
         return self.models.name_of(model)
 
-    def check(self, model: str | None, owner: str | None = None) -> None:
+    def check(self, model: str | None, owner: str | None) -> None:
         """Raise EngineUnavailableError while the engine is unavailable, ModelNotFoundError for another model.
 
         `owner`: digest of the client's key; None: as a client who has loaded no adapter.

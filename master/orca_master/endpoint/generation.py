@@ -23,7 +23,7 @@ from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.prompt_logprobs import check_size
 from orca_master.endpoint.recorder import Recorder
-from orca_master.endpoint.served_models import AnyName, ModelNames
+from orca_master.endpoint.served_models import ServedModels
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Choices, Submission
 from orca_master.engine.request_limits import check_choices
@@ -35,7 +35,6 @@ _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(Gene
     "prompt_logprobs"
 }
 """Sampling parameters with the same name and value in the body."""
-ANY_NAME = AnyName()
 CANCELLED = "cancelled: the client closed the connection"
 
 
@@ -45,11 +44,6 @@ def check_token_ids(field: str, tokens: Sequence[int], vocabulary: int) -> None:
         raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
     if max(tokens, default=0) >= vocabulary:
         raise RequestError(f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field)
-
-
-def number_of(model: str | None, adapters: Sequence[str]) -> int:
-    """Return the number of the adapter that a request names as its model, from 1; 0 for the model itself."""
-    return adapters.index(model) + 1 if model is not None and model in adapters else 0
 
 
 def salt_of(owner: str, cache_salt: str | None) -> str:
@@ -96,23 +90,21 @@ class Generation:
 class Generator:
     """Prepares and runs generations. `timeout` is in seconds, None for no limit.
 
-    `max_unread_bytes` limits the memory of the unread pieces of one generation (backpressure). `answers`: the formats
-    of the model's answers. `adapters`: names of the adapters that the model has from the start. `models`: all names.
+    `models`: the names that requests may use. `max_unread_bytes` limits the memory of the unread pieces of one
+    generation (backpressure). `answers`: the formats of the model's answers.
     """
 
     def __init__(
         self,
         engine: EngineClient,
         codec: TextCodec,
+        models: ServedModels,
         timeout: float | None,
         max_unread_bytes: int,
         answers: AnswerFormat = NO_FORMAT,
-        adapters: Sequence[str] = (),
-        models: ModelNames = ANY_NAME,
     ) -> None:
         self._answers = answers
-        self.adapters = adapters
-        self._models = models
+        self.models = models
         self._engine = engine
         self._codec = codec
         self._timeout = timeout
@@ -161,9 +153,18 @@ class Generator:
         now = time.time()
         timeouts = [seconds for seconds in (self._timeout, timeout) if seconds is not None]
         deadline = now + min(timeouts) if timeouts else None
-        adapter = self._models.number_of(body.model, owner)
-        accepted = request_id, int(now), body, prompts, max_tokens, logprobs, seed, deadline, owner, adapter
-        return self.generation(*accepted)
+        return self.generation(
+            request_id,
+            int(now),
+            body,
+            prompts,
+            max_tokens,
+            logprobs,
+            seed,
+            deadline,
+            owner,
+            self.models.number_of(body.model, owner),
+        )
 
     def generation(
         self,

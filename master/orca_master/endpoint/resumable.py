@@ -61,7 +61,7 @@ class ResumableRequests:
         count = body.num_prompt_logprobs
         num_logprobs = 0 if count is None else generation.prompt_tokens * (1 + count)
         submission = generation.choices[0].submission
-        lasts = submission.adapter <= len(self._generator.adapters)
+        lasts = self._generator.models.is_of_start(submission.adapter)
         if not (self._journal.is_on and lasts) or num_logprobs > MAX_PROMPT_LOGPROBS:
             return None
         return ResumableRequest(

@@ -13,7 +13,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from orca_master.endpoint.choice_run import PIECES_TOGETHER, Choice, Piece, as_piece
-from orca_master.endpoint.generation import Generation, Generator, number_of
+from orca_master.endpoint.generation import Generation, Generator
 from orca_master.engine.messages import Output
 from orca_master.errors import EngineError, EngineUnavailableError
 from orca_master.journal.journal import Journal
@@ -79,7 +79,7 @@ class ResumableRequest:
             accepted.seed,
             accepted.deadline,
             accepted.owner,
-            number_of(self.body.model, generator.adapters),
+            generator.models.number_at_start(self.body.model),
         )
 
     def restore(self, journalled: JournalledRequest) -> None:

@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from orca_master.engine.engine_client import EngineClient
 from orca_master.errors import ModelNotFoundError
-
-
-class ModelNames(Protocol):
-    """Numbers of adapters by the names of models."""
-
-    def number_of(self, model: str | None, owner: str | None) -> int:
-        """Return the number of the adapter that a request of `owner` names as its model, 0 for the model itself.
-
-        Raises ModelNotFoundError for a name that is not served, or that is another owner's.
-        """
-
-
-class AnyName:
-    """Every name is the model's: for generations that no client asked for by a name."""
-
-    def number_of(self, model: str | None, owner: str | None) -> int:
-        """See ModelNames."""
-        return 0
 
 
 class ServedModels:
@@ -46,7 +27,10 @@ class ServedModels:
         return numbers | {entry.name: entry.number for entry in self._engine.status.adapters if entry.owner == owner}
 
     def number_of(self, model: str | None, owner: str | None) -> int:
-        """See ModelNames."""
+        """Return the number of the adapter that a request of `owner` names as its model, 0 for the model itself.
+
+        Raises ModelNotFoundError for a name that is not served, or that is another owner's.
+        """
         if model is None:
             return 0
         numbers = self.numbers(owner)
@@ -54,6 +38,17 @@ class ServedModels:
             served = ", ".join(map(repr, numbers))
             raise ModelNotFoundError(f"the model {model!r} does not exist, this server serves {served}")
         return numbers[model]
+
+    def number_at_start(self, model: str | None) -> int:
+        """Return the number of an adapter of the start, 0 for any other name: one of the model, perhaps an earlier one.
+
+        For requests in the journal, which belongs to a model with these adapters (journal/config.py).
+        """
+        return self._adapters.index(model) + 1 if model is not None and model in self._adapters else 0
+
+    def is_of_start(self, number: int) -> bool:
+        """Return True for the model and the adapters of the start, which the next master has, too."""
+        return number <= len(self._adapters)
 
     def name_of(self, model: str | None) -> str:
         """Return the name in responses to a request for a served `model`: the model's first, or that of an adapter."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from orca_contract.model_choices import AllReduce, AttentionBackend
 
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
+from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.prefix_cache import PrefixCache
+from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:  # API processes import this module and must not load gRPC
@@ -100,6 +102,10 @@ class EngineConfig:
     def fixed_stall_timeout(self) -> float | None:
         """The stall timeout; None: automatic. Where nobody restarts workers a false alarm would be final."""
         return self.longest_seconds if self.worker_owner is WorkerOwner.ENGINE else self.stall_timeout
+
+    def new_pool(self) -> RequestPool:
+        """Return an empty queue."""
+        return RequestPool(self.max_queued_requests, self.max_queued_tokens, POLICIES[self.scheduling_policy])
 
     def new_ledger(self, num_blocks: int) -> KvLedger:
         """Return the ledger of a pipeline that begins to serve."""

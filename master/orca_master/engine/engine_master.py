@@ -1,7 +1,7 @@
 """`EngineMaster`: runs Algorithm 1 over all pipelines, on one event loop.
 
 Iterations are sent (dispatcher.py) until no request can be selected or n_workers of them are in flight. Each result is
-committed, the next iterations are sent, and the tokens are delivered. No lock: only this event loop has the scheduler.
+committed, the next iterations are sent, and the tokens are delivered. No lock: only this event loop uses the scheduler.
 
 | state | meaning | next states |
 |---|---|---|
@@ -37,15 +37,15 @@ from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.patience import Patience
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.pipeline_set import NO_PIPELINES, PipelineSet
+from orca_master.engine.request_limits import check_priority
 from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.token_masks import TokenMasks
 from orca_master.engine.workers import MakeWorkers
-from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
+from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
 from orca_master.scheduling.policies import POLICIES
-from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -63,13 +63,14 @@ class EngineMaster:
         make_workers: MakeWorkers = Pipeline,
     ) -> None:
         self.snapshot = EngineSnapshot(EngineState.LOADING, "", topology, progressed_at=time.monotonic())
-        order = POLICIES[config.scheduling_policy]
-        self.pool = RequestPool(config.max_queued_requests, config.max_queued_tokens, order)
+        self.pool = config.new_pool()
         self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
-        self._state, self._failure, self.config, self._deliver = EngineState.LOADING, "", config, deliver
+        self._state, self._failure = EngineState.LOADING, ""
+        self.config, self._deliver = config, deliver
         self._pipelines = PipelineSet(topology, self, make_workers, config.runtime_adapters)
-        departures, self.adapters = self._pipelines.departures, self._pipelines.adapters
-        self.on_departure, self.begin_drain = departures.note, departures.begin_drain
+        self.adapters = self._pipelines.adapters
+        self.on_departure = self._pipelines.departures.note
+        self.begin_drain = self._pipelines.departures.begin_drain
         self._admission = Admission(self.scheduler, config)
         ends = deliver, observer, self.on_change
         self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, *ends)
@@ -77,12 +78,13 @@ class EngineMaster:
         self._masks = TokenMasks(self._requests.fail_constrained)
         shared = self.scheduler, self._pipelines, self._admission.expected_wait, self._losses, self._masks
         self._dispatcher = Dispatcher(*shared, observer, config)
-        self._num_iterations, self._progressed_at, self._applying = 0, self.snapshot.progressed_at, asyncio.Lock()
+        self._num_iterations, self._progressed_at = 0, self.snapshot.progressed_at
         self.failed = asyncio.Event()
         """Set when the engine has failed and the errors of its requests are on their way."""
         self._started: asyncio.Future[None] | None = None
         self._patience = Patience(config.recovery_timeout, config.max_recovery_wait, self._fail_requests)
         self.on_progress, self.on_timing = self._patience.note_progress, observer.on_timing
+        self._applying = asyncio.Lock()
         self.adapters.watch(self._requests, self.on_change, self.on_progress)
 
     async def start(self) -> None:
@@ -155,9 +157,7 @@ class EngineMaster:
         over = self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over)
         if closed or over:
             raise EngineUnavailableError(closed or self._failure)
-        is_new = submission.generated is None  # else an earlier master has accepted it, perhaps with another policy
-        if is_new and submission.priority and self.config.scheduling_policy != "priority":
-            raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
+        check_priority(submission, self.config.scheduling_policy)
         self.adapters.check_new(submission.adapter)
         self._requests.accept(submission)
         self._dispatch()

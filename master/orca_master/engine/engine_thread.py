@@ -158,6 +158,11 @@ class EngineThread(EngineClient):
         self.config = config
         self._engine_loop.call_soon_threadsafe(self.engine.reconfigure, config)
 
+    def on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
+        """Run the coroutine of `call` on the engine's loop."""
+        future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
+        return asyncio.wrap_future(future)
+
     def begin_drain(self) -> None:
         """Refuse new requests, and let running ones finish on their pipelines, even if workers are shutting down."""
         self.draining = True
@@ -233,11 +238,6 @@ class EngineThread(EngineClient):
         except Exception as error:  # raised to the caller of `submit`
             refusal = error
         self._own_loop.call_soon_threadsafe(_settle, accepted, refusal)
-
-    def on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
-        """Run the coroutine of `call` on the engine's loop."""
-        future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
-        return asyncio.wrap_future(future)
 
     def _deliver(self, outputs: list[Output]) -> None:
         self._own_loop.call_soon_threadsafe(self._distribute, outputs)

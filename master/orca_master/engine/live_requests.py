@@ -63,7 +63,7 @@ class LiveRequests:
         return iter(list(self._requests.values()))
 
     def adapters(self) -> set[int]:
-        """Return the numbers of the adapters that the requests use, and 0."""
+        """Return the numbers of the adapters that the requests use; 0 stands for the model."""
         return {request.adapter for request in (*self._incomplete, *self._requests.values())}
 
     def accept(self, submission: Submission) -> None:

@@ -37,15 +37,19 @@ class PipelineSet:
     """One supervisor per pipeline of `topology`. `serving`: the pipelines that serve, in the order of their start.
 
     `formed`: the pipeline that began to serve last, None before the first. `facts`: the model, from the workers; its
-    numbers are 0 before the engine serves. `adapters`: see RuntimeAdapters; of the constructor, their folder.
+    numbers are 0 before the engine serves. `adapters`: see RuntimeAdapters. `adapter_folder`: its `folder`.
     """
 
     def __init__(
-        self, topology: Topology, listener: PipelineListener, make_workers: MakeWorkers, adapters: Path | None = None
+        self,
+        topology: Topology,
+        listener: PipelineListener,
+        make_workers: MakeWorkers,
+        adapter_folder: Path | None = None,
     ) -> None:
         self.topology = topology
         self.serving: dict[str, PipelineSupervisor] = {}
-        self.adapters = RuntimeAdapters(topology.model, self.serving, adapters)
+        self.adapters = RuntimeAdapters(topology.model, self.serving, adapter_folder)
         self.departures = Departures(self.serving)
         self.formed: FormedPipeline | None = None
         self.facts = pb.ModelFacts()
@@ -98,8 +102,14 @@ class PipelineSet:
         """Start forming each pipeline of the topology that has no supervisor yet."""
         for spec in self.topology.pipelines:
             if spec.id not in self._supervisors:
-                shared = self.topology, config, self._listener, self._make_workers, self.adapters.bring
-                supervisor = PipelineSupervisor(spec, *shared)
+                supervisor = PipelineSupervisor(
+                    spec,
+                    self.topology,
+                    config,
+                    self._listener,
+                    self._make_workers,
+                    complete=self.adapters.bring,
+                )
                 self._supervisors[spec.id] = supervisor
                 supervisor.begin()
                 self._listener.on_change()

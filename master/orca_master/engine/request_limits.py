@@ -7,6 +7,7 @@ from collections.abc import Collection
 from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.engine.engine_client import EngineStatus
+from orca_master.engine.messages import Submission
 from orca_master.errors import QueueFullError, RequestError
 from orca_master.scheduling.kv_ledger import blocks_for
 from orca_master.scheduling.request import Request
@@ -71,6 +72,15 @@ def check_wait(seconds: float, longest: float) -> None:
             f"the request is expected to wait {seconds:.3g} s, the limit is {longest:g} s "
             "(--max-expected-wait): try again later"
         )
+
+
+def check_priority(submission: Submission, policy: str) -> None:
+    """Raise RequestError for a priority without the policy that has them, unless an earlier master accepted it.
+
+    The earlier master may have had another policy.
+    """
+    if submission.generated is None and submission.priority and policy != "priority":
+        raise RequestError("priority: the server runs without --scheduling-policy priority", "priority")
 
 
 def check_values(request: Request, vocabulary_size: int) -> None:
