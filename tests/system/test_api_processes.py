@@ -43,8 +43,10 @@ def served(model) -> Iterator[Served]:
 
 
 def processes_of(served: Served, module: str) -> set[int]:
+    """Return the processes that run `module`; what they have forked has their command line until execve."""
     pids = descendants(served.process.pid)
-    return {pid for pid in pids if alive(pid) and module in Path(f"/proc/{pid}/cmdline").read_text()}
+    found = {pid for pid in pids if alive(pid) and module in Path(f"/proc/{pid}/cmdline").read_text()}
+    return found.difference(*map(descendants, found))
 
 
 def api_processes(served: Served) -> set[int]:
