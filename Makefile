@@ -23,9 +23,9 @@ test: style
 short-tests: $(VENV)/dev-installed
 	$(BIN)/pytest -m 'not long and not exhaustive' --numprocesses 2 --dist worksteal --durations 40
 
-# The tests with the marker `long`.
+# The tests with the marker `long` but without the marker `exhaustive`.
 test-long: $(VENV)/dev-installed
-	$(BIN)/pytest -m long --numprocesses 2 --dist worksteal --durations 40
+	$(BIN)/pytest -m 'long and not exhaustive' --numprocesses 2 --dist worksteal --durations 40
 
 # The tests for which .ci/run has no time: those with the marker `exhaustive`, then the properties of master, worker and
 # kernels with ten times as many examples. Half an hour.

@@ -27,7 +27,7 @@ FEW_SLOTS = ("--admission", "paged", "--kv-slots", "640", "--token-budget", "96"
 TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")
 OF_A_KILL = re.compile(
     r"pipeline local-\d is lost: .* rank \d ended: killed by SIGKILL$|rank \d is replaced; |"
-    r"leaves epoch \d: rank \d of this worker lost another rank: its process has exited$"
+    r"leaves epoch \d: rank \d (of this worker lost another rank|lost rank \d of an adjacent partition): "
 )
 VARIANTS = [
     ("-pp", "2", "--speculative-tokens", "6", "--api-processes", "2", "--scheduling-policy", "priority"),
