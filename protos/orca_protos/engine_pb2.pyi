@@ -47,7 +47,7 @@ class Description(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend", "adapter", "runtime_adapters")
+    __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend", "adapter", "runtime_adapters", "draft_model_path")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class LoadRequest(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     partition: int
     pipeline_parallel_size: int
@@ -95,7 +96,8 @@ class LoadRequest(_message.Message):
     attention_backend: str
     adapter: _containers.RepeatedCompositeFieldContainer[Adapter]
     runtime_adapters: str
-    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., all_reduce: _Optional[str] = ..., attention_backend: _Optional[str] = ..., adapter: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., runtime_adapters: _Optional[str] = ...) -> None: ...
+    draft_model_path: str
+    def __init__(self, model_path: _Optional[str] = ..., partition: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., communication_backend: _Optional[str] = ..., socket_interface: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ..., workers_on_host: _Optional[int] = ..., first_device: _Optional[int] = ..., enforce_eager: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., all_reduce: _Optional[str] = ..., attention_backend: _Optional[str] = ..., adapter: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., runtime_adapters: _Optional[str] = ..., draft_model_path: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "path")
@@ -316,7 +318,7 @@ class Admission(_message.Message):
     def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_length: _Optional[int] = ..., banned_token: _Optional[_Iterable[int]] = ..., computed_token: _Optional[_Iterable[int]] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks", "prompt", "pooled")
+    __slots__ = ("epoch", "sequence", "row", "num_tokens", "context_length", "token", "num_new_blocks", "new_block", "sample", "admission", "masked_row", "masks", "prompt", "pooled", "num_drafts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +333,7 @@ class Iteration(_message.Message):
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     row: _containers.RepeatedScalarFieldContainer[int]
@@ -345,7 +348,8 @@ class Iteration(_message.Message):
     masks: TokenMasks
     prompt: _containers.RepeatedCompositeFieldContainer[PromptPositions]
     pooled: _containers.RepeatedCompositeFieldContainer[PooledTokens]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPositions, _Mapping]]] = ..., pooled: _Optional[_Iterable[_Union[PooledTokens, _Mapping]]] = ...) -> None: ...
+    num_drafts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., row: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., context_length: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[bool]] = ..., admission: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., masked_row: _Optional[_Iterable[int]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptPositions, _Mapping]]] = ..., pooled: _Optional[_Iterable[_Union[PooledTokens, _Mapping]]] = ..., num_drafts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PooledTokens(_message.Message):
     __slots__ = ("index", "first")
@@ -460,7 +464,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, index: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., rank: _Optional[_Iterable[int]] = ..., likely_token: _Optional[_Iterable[int]] = ..., likely_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class IterationResult(_message.Message):
-    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault", "prompt", "pooled")
+    __slots__ = ("epoch", "sequence", "token", "timing", "logprobs", "fault", "prompt", "pooled", "drafted", "drafting_ns", "num_caught_up")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +473,9 @@ class IterationResult(_message.Message):
     FAULT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     token: _containers.RepeatedScalarFieldContainer[int]
@@ -477,7 +484,18 @@ class IterationResult(_message.Message):
     fault: Fault
     prompt: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     pooled: _containers.RepeatedCompositeFieldContainer[PooledSum]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., pooled: _Optional[_Iterable[_Union[PooledSum, _Mapping]]] = ...) -> None: ...
+    drafted: _containers.RepeatedCompositeFieldContainer[DraftedTokens]
+    drafting_ns: int
+    num_caught_up: int
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., pooled: _Optional[_Iterable[_Union[PooledSum, _Mapping]]] = ..., drafted: _Optional[_Iterable[_Union[DraftedTokens, _Mapping]]] = ..., drafting_ns: _Optional[int] = ..., num_caught_up: _Optional[int] = ...) -> None: ...
+
+class DraftedTokens(_message.Message):
+    __slots__ = ("index", "token")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PooledSum(_message.Message):
     __slots__ = ("index", "sum")

@@ -7,10 +7,10 @@ under its name with another address is reconnected soon, because name resolution
 
 from __future__ import annotations
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Version of engine.proto. A master rejects a worker of another version: field types may differ, so that the worker
 would compute with wrong values. 1: sampling parameters have 64 bits. 2: masks of tokens. 3: log probabilities of
-prompts. 4: embeddings, adapters. 5: adapters that change."""
+prompts. 4: embeddings, adapters. 5: adapters that change. 6: a draft model."""
 EPOCH_KEY = "orca-epoch"
 """Metadata key of `Run` with the epoch of the stream."""
 HIGHEST_EPOCH = 2**62

@@ -36,6 +36,11 @@ class KvPools:
         self._set(0)
         self._set(num_blocks)
 
+    def grow(self, num_blocks: int) -> None:
+        """Allocate pools of `num_blocks` blocks if the present ones have fewer."""
+        if self.num_blocks < num_blocks:
+            self.allocate(num_blocks)
+
     def _set(self, num_blocks: int) -> None:
         for attention in self._attentions:
             attention.allocate(attention.new_pools(num_blocks, self._dtype, self._device))

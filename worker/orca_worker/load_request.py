@@ -61,6 +61,22 @@ def check_request(request: pb.LoadRequest) -> None:
         raise ModelError(f"partition {request.partition} of {request.pipeline_parallel_size}: partitions count from 0")
 
 
+def draft_request(request: pb.LoadRequest) -> pb.LoadRequest:
+    """Return the request that loads the draft model of a checked request, whole, on the ranks of one worker."""
+    wanted = pb.LoadRequest()
+    wanted.CopyFrom(request)
+    wanted.model_path, wanted.partition, wanted.pipeline_parallel_size = request.draft_model_path, 0, 1
+    wanted.max_model_len, wanted.deterministic = 0, False
+    for name in ("draft_model_path", "adapter", "runtime_adapters"):
+        wanted.ClearField(name)
+    return wanted
+
+
+def has_draft_model(request: pb.LoadRequest) -> bool:
+    """Return True if the worker of a checked request loads a draft model: on the last partition."""
+    return bool(request.draft_model_path) and request.partition == request.pipeline_parallel_size - 1
+
+
 def all_reduce(request: pb.LoadRequest) -> AllReduce:
     """Return the all-reduce of a checked request; a master of an older version sends none."""
     return cast("AllReduce", request.all_reduce or "library")

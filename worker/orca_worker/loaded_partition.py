@@ -81,15 +81,17 @@ class LoadedPartition:
         return TorchSampler(self.config.vocabulary_size, self.device)
 
 
-def load_partition(request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None]) -> LoadedPartition:
-    """Read the weights of a rank; `on_read`: see Checkpoint.
+def load_partition(
+    request: pb.LoadRequest, tensor_rank: int, on_read: Callable[[int], None], group: TensorParallelGroup | None = None
+) -> LoadedPartition:
+    """Read the weights of a rank; `on_read`: see Checkpoint; `group`: that of another model of the rank, to share.
 
     Raises ModelError for a model that does not fit.
     """
     path = Path(request.model_path)
     config = read_model_config(path)
     config.check_fits(request.pipeline_parallel_size, request.tensor_parallel_size)
-    group = TensorParallelGroup(tensor_rank, request.tensor_parallel_size)
+    group = group or TensorParallelGroup(tensor_rank, request.tensor_parallel_size)
     device = rank_device(request, tensor_rank)
     dtype: torch.dtype = getattr(torch, config.dtype if request.dtype == "auto" else request.dtype)
     max_model_len = request.max_model_len or config.max_positions

@@ -15,6 +15,7 @@ from orca_protos.model_files import CONFIG_BYTES, FileError, checked, quote, rea
 from orca_worker.adapter_files import CONFIG, WEIGHTS
 from orca_worker.config_schema import ArchitectureFile
 from orca_worker.errors import ModelError
+from orca_worker.load_request import has_draft_model
 from orca_worker.models import FAMILIES
 from orca_worker.models.family import ModelConfig
 from orca_worker.quantized_checkpoints.quantization_config import FIELD, read_weight_format
@@ -42,15 +43,17 @@ def read_model_config(model_path: Path) -> ModelConfig:
 
 
 def load_digest(request: pb.LoadRequest) -> str:
-    """Return a digest of config.json, the weight files and those of adapters (name, size, time), and the request.
+    """Return a digest of config.json and the weight files (name, size, time), those of adapters and of a draft model
+    that the worker loads, and the request.
 
     A second Load with the same digest is a no-op.
     """
-    path = Path(request.model_path)
-    digest = hashlib.sha256((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors*")):
-        status = file.stat()
-        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+    digest = hashlib.sha256()
+    for path in (request.model_path, *([request.draft_model_path] if has_draft_model(request) else ())):
+        digest.update((Path(path) / "config.json").read_bytes())
+        for file in sorted(Path(path).glob("*.safetensors*")):
+            status = file.stat()
+            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
     for adapter in request.adapter:
         for name in (CONFIG, WEIGHTS):
             status = (Path(adapter.path) / name).stat()

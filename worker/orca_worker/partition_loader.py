@@ -72,11 +72,12 @@ class PartitionLoader:
                 request.device,
                 request.adapter,
             )
+            num_bytes = model.num_bytes + await asyncio.to_thread(_check_draft_model, request)
             digest = await asyncio.to_thread(load_digest, request)
             same = self.request == request and self.facts and self.facts.digest == digest
             ranks = await (self._living_ranks(request) if same else self._empty_ranks(request))
             async for progress in self._load(ranks, request):
-                progress.total_bytes = model.num_bytes
+                progress.total_bytes = num_bytes
                 yield progress
             yield pb.LoadProgress(facts=self.facts)
         except (ModelError, FaultError) as error:
@@ -156,3 +157,19 @@ class PartitionLoader:
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
         self.request, self.facts = request, progress.facts
+
+
+def _check_draft_model(request: pb.LoadRequest) -> int:
+    """Check the draft model, if the worker loads one; return the bytes of its tensors. Raises ModelError."""
+    from orca_worker.load_request import draft_request, has_draft_model, quantization
+    from orca_worker.model_check import check_model
+
+    if not has_draft_model(request):
+        return 0
+    wanted = draft_request(request)
+    try:
+        return check_model(
+            Path(wanted.model_path), 1, wanted.tensor_parallel_size, 0, range(1), quantization(wanted), wanted.device
+        ).num_bytes
+    except ModelError as error:
+        raise ModelError(f"--speculative-model: {error}") from error

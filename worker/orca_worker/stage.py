@@ -21,13 +21,14 @@ from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.device_clock import DeviceClock
 from orca_worker.device_copies import HostCopies
 from orca_worker.devices import sharing_ranks
+from orca_worker.draft_model import DraftModel
 from orca_worker.errors import ModelError, RankError
 from orca_worker.exactness import check_conditions, self_test_partition
+from orca_worker.head import Head
 from orca_worker.kv_pools import KvPools
-from orca_worker.load_request import all_reduce
+from orca_worker.load_request import all_reduce, has_draft_model
 from orca_worker.loaded_partition import load_partition
 from orca_worker.memory import blocks_that_fit, free_memory
-from orca_worker.prompt_results import start_prompt_results
 from orca_worker.rendezvous_store import RendezvousStore
 from orca_worker.rows import IterationBatch, LastTokens, RowTable
 from orca_worker.token_masks import TokenMasks
@@ -46,13 +47,14 @@ class Stage:
         self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
         self.adapters = ChangingAdapters(loaded)
+        self._draft_model = DraftModel(request, loaded, on_read) if has_draft_model(request) else None
+        self._host_copies, self._clock = HostCopies(self._device), DeviceClock(self._device)
         self._reset_rows()
-        self._pools = KvPools(self._model.attentions(), self._dtype, self._device)
+        drafting = self._draft_model.attentions if self._draft_model is not None else ()
+        self._pools = KvPools((*self._model.attentions(), *drafting), self._dtype, self._device)
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
-        self._host_copies = HostCopies(self._device)
         self._decode_graphs: DecodeGraphs | None = None
         self._data_plane: DataPlane | None = None
-        self._clock = DeviceClock(self._device)
         self._epoch = 0
 
     @property
@@ -77,7 +79,7 @@ class Stage:
 
     def close(self) -> None:
         """Leave the process group. The stage's memory is freed with the last reference to the stage."""
-        self._decode_graphs = None  # first: the end of a group of NCCL waits for graphs that refer to the group
+        self._drop_graphs()  # first: the end of a group of NCCL waits for graphs that refer to the group
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = None
@@ -126,7 +128,7 @@ class Stage:
         return self._fitting[limits]
 
     def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        self._decode_graphs = None  # the graphs refer to pools of other limits, which must not count as used
+        self._drop_graphs()  # they refer to pools of other limits, which must not count as used
         self._pools.allocate(0)
         return_freed_memory()
         torch.cuda.empty_cache()  # no-op without CUDA
@@ -147,7 +149,7 @@ class Stage:
 
         With `LoadRequest.deterministic` raises ModelError if the self-test fails.
         """
-        self._decode_graphs = None  # the graphs refer to the old pools
+        self._drop_graphs()  # they refer to the old pools
         self._pools.allocate(num_blocks + 1)  # the last block is for padding rows
         if (recorder := self._loaded.recorder()) is not None:
             padding = PaddingRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
@@ -155,6 +157,9 @@ class Stage:
             if self.runs_ahead:
                 with torch.inference_mode():
                     self._decode_graphs.record_all(self._no_activations(1))
+        if self._draft_model is not None:
+            with torch.inference_mode():
+                self._draft_model.record(num_blocks, self.runs_ahead)
         if self._request.deterministic:
             self_test_partition(self._run_partition, self._loaded, num_blocks)
 
@@ -174,11 +179,7 @@ class Stage:
         The reply is a result on the last partition, else a timing. If `runs_ahead`, the next iteration may start first.
         """
         epoch = self._epoch
-        if self._model.spec.last and self._group.rank == 0:  # only rank 0 has all columns of the logits
-            batch = self._rows.batch(iteration, self._sampler.parameters)
-            self._sampler.observe(iteration, batch)
-        else:
-            batch = self._rows.batch(iteration)
+        batch = self._rows.batch(iteration) if self._head is None else self._head.batch(iteration)
         hidden = None
         if not self._model.spec.first:
             plane = self._plane()
@@ -192,14 +193,14 @@ class Stage:
         )
         started = self._clock.mark()
         output = self.run_layers(batch, hidden)
-        if not self._model.spec.last:
+        if self._head is None:
             self._plane().send(output, self._request.tensor_parallel_size)
-        writes = self._read_head(output, iteration, batch) if self._model.spec.last else ()
+        writes = [] if self._head is None else list(self._head.read(output, iteration, batch))
         ended = self._clock.mark()
 
         def reply() -> pb.RankReply:
             timing.started_ns, timing.ended_ns = started(), ended()
-            if not self._model.spec.last:
+            if self._head is None:
                 return pb.RankReply(timing=timing)
             result = pb.IterationResult(epoch=epoch, sequence=iteration.sequence, timing=timing)
             for write in writes:
@@ -207,38 +208,6 @@ class Stage:
             return pb.RankReply(result=result)
 
         return reply
-
-    def _read_head(
-        self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
-    ) -> list[Callable[[pb.IterationResult], None]]:
-        """Compute what follows from the head's rows `output`; return functions that wait and write it to a result."""
-        writes = []
-        if batch.prompt is not None:
-            copies, size = self._host_copies if self._group.rank == 0 else None, self._config.vocabulary_size
-            writes += start_prompt_results(self._model, output, batch.prompt, iteration, size, copies)
-            output = output[batch.prompt.sampling]
-        if len(batch.rows):
-            writes.append(self._sample(output, iteration, batch))
-        return writes
-
-    def _sample(
-        self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch
-    ) -> Callable[[pb.IterationResult], None]:
-        """Sample a token for each row of `output` [K, H]; return a function that waits and writes them to a result."""
-        logits = self._model.logits(output)
-        if self._group.rank != 0:  # only rank 0 has all columns
-            self._keep_sampled(batch, torch.zeros(len(batch.rows), dtype=torch.int64, device=self._device))
-            return lambda _: None
-        self.masks.apply(logits, iteration)
-        sampled = self._sampler.sample(logits, iteration, batch)
-        on_host = self._host_copies.start(*sampled.results)
-        self._keep_sampled(batch, sampled.tokens)
-        return lambda result: sampled.write(on_host(), result)
-
-    def _keep_sampled(self, batch: IterationBatch, tokens: torch.Tensor) -> None:
-        """Keep the tokens [K] of rank 0: the next iteration may have been sent already, without these tokens."""
-        if self._model.spec.first:
-            self._rows.keep_sampled(batch, self._group.from_first(tokens))
 
     def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Embed the tokens on the first partition, then run the layers: see ModelPartition.__call__."""
@@ -267,7 +236,15 @@ class Stage:
         self._model.adapters.select(None)
         self.masks = TokenMasks(self._model.spec.last and self._group.rank == 0)
         self._rows = RowTable(self._max_model_len, self._device)
-        self._sampler = self._loaded.sampler()
+        self._head: Head | None = None
+        if self._model.spec.last:
+            copies, clock = self._host_copies, self._clock
+            self._head = Head(self._loaded, self._rows, self.masks, copies, clock, self._draft_model)
+
+    def _drop_graphs(self) -> None:
+        self._decode_graphs = None
+        if self._draft_model is not None:
+            self._draft_model.drop_graphs()
 
     def _post(self, plane: DataPlane, iteration: pb.Iteration) -> None:
         shape = (len(iteration.token), self._config.hidden_size)
@@ -282,15 +259,15 @@ class Stage:
     def _run_largest(self, max_tokens: int) -> None:
         """Run the largest iteration without other partitions: in the pools, or in temporary pools."""
         for iteration in warm_up_iterations(max_tokens, self._max_model_len, not self.runs_ahead):
-            num_blocks = max(iteration.new_block) + 1
-            if self._pools.num_blocks < num_blocks:
-                self._pools.allocate(num_blocks)
+            self._pools.grow(max(iteration.new_block) + 1)
             sampler = self._loaded.sampler()
             batch = RowTable(self._max_model_len, self._device).batch(iteration, sampler.parameters)
             logits = self._run_partition(batch, self._no_activations(len(batch.tokens)))
             if self._model.spec.last and self._group.rank == 0:
                 sampler.observe(iteration, batch)
                 sampler.sample(logits, iteration, batch)
+        if self._draft_model is not None:
+            self._draft_model.warm_up(max_tokens, self._pools.grow, self.runs_ahead)
 
     def _no_activations(self, num_tokens: int) -> torch.Tensor | None:
         """Return zeros in place of the activations of the previous partition; None on the first."""
