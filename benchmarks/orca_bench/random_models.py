@@ -14,6 +14,25 @@ LLAMA_INNER = 2048
 """MLP width: three matrices of this width have as many parameters as GPT-2's two of 3,072."""
 
 
+LATER_LAYERS = 0.05
+"""Weight of the outputs of the layers that a draft model lacks, so that it is right often but not always."""
+
+
+def save_pair(path: Path, draft: Path, layers: int) -> None:
+    """Write a `gpt2` as in `save_model`, and a draft model of its first `layers` layers, which is often right."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0))
+    blocks: Any = model.transformer.h
+    with torch.no_grad():
+        for block in blocks[layers:]:
+            for output in (block.attn.c_proj, block.mlp.c_proj):
+                output.weight.mul_(LATER_LAYERS)
+    model.save_pretrained(path)
+    del blocks[layers:]
+    model.config.n_layer = layers
+    model.save_pretrained(draft)
+
+
 def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY, positions: int = 1024) -> None:
     """Write a model with random weights: `gpt2`, or `llama` of the same size."""
     torch.manual_seed(0)

@@ -39,7 +39,7 @@ from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
-from orca_master.commands.preflight import check, model_command, text_command
+from orca_master.commands.preflight import check, draft_command, model_command, text_command
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
@@ -115,11 +115,13 @@ class LLM:
         kv_cache_dtype: KvCacheDtype = "auto",
         communication_backend: Backend | None = None,
         lora_modules: Mapping[str, str | Path] = MappingProxyType({}),
+        speculative_model: str | Path | None = None,
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `attention_backend` …).
 
         `lora_modules`: the folders of adapters (LoRA) in PEFT's format, by the names that `generate` takes.
+        `speculative_model`: the folder of a draft model with the same tokens, for `speculative_tokens` of at least 1.
         """
         # A program submits all its prompts at once, and has no other server to try.
         engine_config = EngineConfig(**{"max_expected_wait": math.inf, **engine})
@@ -135,10 +137,14 @@ class LLM:
         ):
             raise ConfigurationError(refusal)
         adapters = _adapters(lora_modules, path.name)
+        if speculative_model is not None and engine_config.speculative_tokens < 1:
+            raise ConfigurationError("speculative_model: set speculative_tokens, the most tokens to draft")
+        draft = None if speculative_model is None else Path(os.path.abspath(speculative_model))
         model_check = model_command(
             path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device, adapters
         )
-        check(model_check, text_command(path, None))
+        draft_checks = [] if draft is None else [draft_command(draft, tensor_parallel_size, quantization, device)]
+        check(model_check, text_command(path, None), *draft_checks)
         self._stack = contextlib.ExitStack()
         try:
             self._loop = asyncio.new_event_loop()
@@ -160,6 +166,7 @@ class LLM:
                 quantization=quantization,
                 kv_cache_dtype=kv_cache_dtype,
                 adapters=[AdapterSpec(name=name, path=str(folder)) for name, folder in adapters.items()],
+                draft_path=None if draft is None else str(draft),
             )
             topology = local_topology(
                 spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses

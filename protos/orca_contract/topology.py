@@ -50,6 +50,10 @@ class ModelSpec(Message):
     quantization: Annotated[Quantization, Since(7)] = "none"
     kv_cache_dtype: Annotated[KvCacheDtype, Since(8)] = "auto"
     adapters: Annotated[list[AdapterSpec], Field(max_length=MAX_ADAPTERS), Since(10)] = Field(default_factory=list)
+    draft_path: Annotated[str | None, Field(min_length=1, max_length=MAX_PATH_LENGTH, pattern=NO_ZERO), Since(11)] = (
+        None
+    )
+    """Directory, on the workers, of a smaller model with the same tokens that drafts tokens; None: no draft model."""
 
     @field_validator("path")
     @classmethod

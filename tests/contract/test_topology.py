@@ -91,6 +91,9 @@ def test_what_no_master_carries_out_is_refused_by_the_field(changes, words):
         ({"communication": {"backend": "mpi"}}, "communication.backend"),
         ({"communication": {"device": "tpu"}}, "communication.device"),
         ({"model": {"path": "a", "servedName": "m", "kvCacheDtype": "fp8"}}, "model.kvCacheDtype"),
+        ({"model": {"path": "a", "servedName": "m", "draftPath": ""}}, "model.draftPath"),
+        ({"model": {"path": "a", "servedName": "m", "draftPath": "a\0b"}}, "model.draftPath"),
+        ({"model": {"path": "a", "servedName": "m", "draftPath": "a" * 5000}}, "model.draftPath"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_the_field(changes, field):
@@ -115,6 +118,10 @@ def test_masters_of_older_versions_do_not_get_the_default_of_a_newer_field():
     over_gloo = topology(communication=Communication(device="cuda"))
     assert over_gloo.wire()["communication"]["device"] == "cuda"
     assert over_gloo.unknown_to(9) == ["communication.device"]
+    assert "draftPath" not in topology().wire()["model"]
+    drafted = topology(model=MODEL.model_copy(update={"draft_path": "/models/draft"}))
+    assert drafted.wire()["model"]["draftPath"] == "/models/draft"
+    assert drafted.unknown_to(10) == ["model.draftPath"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from orca_master import cli
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 BY_HAND = ("master", "--pipeline", "unix:/nowhere")
+DRAFTS = ("--speculative-tokens", "4", "--speculative-model")
 
 
 def refusal(*arguments: str) -> str:
@@ -32,8 +34,19 @@ def refusal(*arguments: str) -> str:
         ((*BY_HAND, "--model", "a" * 5000), "--model: "),
         ((*BY_HAND, "--model", "a", "--lora-modules", *[f"{n}=x" for n in range(65)]), "--lora-modules: List"),
         ((*BY_HAND, "--model", "a", "--lora-modules", f"a=/{'a' * 4096}"), "--lora-modules: String"),
+        (("serve", str(MODEL), *DRAFTS, ""), "--speculative-model: a directory is expected"),
+        (("serve", str(MODEL), *DRAFTS, "/nowhere"), "/nowhere: no config.json: a Hugging Face model directory is"),
     ],
-    ids=["a long name", "a file", "empty", "a long path", "many adapters", "a long path of an adapter"],
+    ids=[
+        "a long name",
+        "a file",
+        "empty",
+        "a long path",
+        "many adapters",
+        "a long path of an adapter",
+        "an empty draft model",
+        "no draft model",
+    ],
 )
 def test_a_model_that_no_folder_can_be(arguments, words):
     assert words in refusal(*arguments)
@@ -47,6 +60,11 @@ def test_links_in_a_circle(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert str(tmp_path / "a") in refusal("serve", str(tmp_path / "a"))
+
+
+def test_the_weights_of_a_draft_model_are_checked_before_a_start(tmp_path):
+    shutil.copy(MODEL / "config.json", tmp_path)
+    assert f"error: {tmp_path}: " in refusal("serve", str(MODEL), "--port", "0", *DRAFTS, str(tmp_path))
 
 
 def test_an_admin_token_that_is_not_utf8(tmp_path):

@@ -55,6 +55,18 @@ def test_an_adapter_that_cannot_be_read_is_refused_by_its_name(tmp_path):
         orca.LLM(model, lora_modules={"sql": tmp_path})
 
 
+def test_a_draft_model_needs_tokens_to_draft():
+    """Before anything of the model is read."""
+    with pytest.raises(ConfigurationError, match=r"^speculative_model: set speculative_tokens, the most tokens to dra"):
+        orca.LLM("/nowhere", speculative_model="/draft")
+
+
+def test_a_draft_model_that_cannot_be_read_is_refused(tmp_path):
+    model = Path(__file__).parents[2] / "examples" / "demo-model"
+    with pytest.raises(ConfigurationError, match=rf"^{tmp_path}/config\.json: No such file"):
+        orca.LLM(model, speculative_model=tmp_path, speculative_tokens=4)
+
+
 def test_the_import_alone_loads_no_engine():
     script = "import orca, sys; print([name for name in ('fastapi', 'grpc', 'torch') if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

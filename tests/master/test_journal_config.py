@@ -35,5 +35,6 @@ def test_names_and_lengths_do_not_matter_but_files_do(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     before = identity(tmp_path)
     assert identity(tmp_path, max_model_len=7) == before
+    assert identity(tmp_path, draft_path="/draft") == before, "answers are the same with any draft"
     (tmp_path / "config.json").write_text('{"a": 1}')
     assert identity(tmp_path) != before

@@ -25,7 +25,7 @@ from orca_master.scheduling.speculation import MOST_ROWS
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker.rows import RowTable
-from support.draft_oracle import DraftOracle
+from support.draft_oracle import DraftOracle, ModelOracle, draft_after
 
 STOP = 0
 SWITCHES = (*LEDGERS, *POLICIES)
@@ -99,7 +99,7 @@ class Run:
         ledger = self.scheduler.ledger("p")
         for scheduled in batch.requests:
             blocks = ledger.holding(scheduled.request).blocks
-            end = scheduled.context_length + scheduled.num_tokens + len(scheduled.draft)
+            end = scheduled.context_length + scheduled.num_tokens + len(scheduled.draft) + scheduled.num_drafts
             assert end <= min(len(blocks) * BLOCK_SIZE, scheduled.request.max_tokens)
         self.sent.append((batch, iteration))
         self.num_sent += 1
@@ -115,6 +115,7 @@ class Run:
             batch, tokens = self.computed.popleft()
             for _, request in self.scheduler.commit(batch, tokens):
                 assert request.generated == alone(request)[: len(request.generated)]
+            draft_after(batch)
 
     def drain(self) -> None:
         while self.waiting:
@@ -164,8 +165,9 @@ def requests_of(shapes: list[tuple[int, int]], *stop: int) -> list[Request]:
 )
 def test_every_request_gets_its_own_tokens(shapes, size, budget, num_blocks, admission, speculative_tokens, script):
     requests = requests_of(shapes, STOP)
-    for request in requests[::2]:
-        request.lookup = DraftOracle(request, alone(request)) if speculative_tokens else None
+    for index, request in enumerate(requests):
+        if speculative_tokens and (oracle := (DraftOracle, ModelOracle, None)[index % 3]):
+            request.drafter = oracle(request, alone(request))
     config = SchedulerConfig(size, 1, budget, balanced=True, speculative_tokens=speculative_tokens)
     run = Run(requests, config, num_blocks, admission)
     for step, number in script:
@@ -248,14 +250,16 @@ def test_a_smaller_maximum_holds_from_the_next_iteration_on():
     run.drain()
 
 
-def test_who_is_drafted_on_is_not_ahead_and_needs_fewer_iterations():
+@pytest.mark.parametrize("oracle", [DraftOracle, ModelOracle])
+def test_who_is_drafted_on_is_not_ahead_and_needs_fewer_iterations(oracle):
+    """The iteration behind the prompt is ahead: no token is known from which to draft."""
     requests = requests_of([(5, 12)])
-    requests[0].lookup = DraftOracle(requests[0], alone(requests[0]))
+    requests[0].drafter = oracle(requests[0], alone(requests[0]))
     run = Run(requests, SchedulerConfig(2, 1, None, balanced=True, speculative_tokens=2), 20, "reserve")
     run.arrive()
     run.drain()
     assert requests[0].generated == alone(requests[0])
-    assert (run.num_ahead, run.num_sent) == (1, 6), "behind the prompt no token is known from which to draft"
+    assert (run.num_ahead, run.num_sent) == (1, 6)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +273,7 @@ def test_who_is_drafted_on_is_not_ahead_and_needs_fewer_iterations():
 def test_where_no_draft_fits_batches_are_ahead(size, budget, answer, ahead):
     requests = requests_of([(1, answer)] * size)
     for request in requests:
-        request.lookup = DraftOracle(request, alone(request))
+        request.drafter = DraftOracle(request, alone(request))
     run = Run(requests, SchedulerConfig(size, 1, budget, balanced=True, speculative_tokens=2), 2 * size, "reserve")
     for _ in requests:
         run.arrive()

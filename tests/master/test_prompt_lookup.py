@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.scheduling.prompt_lookup import FIRST_ACCEPTANCE, MOST_ACCEPTANCE, NGRAM, PromptLookup
+from orca_master.scheduling.drafter import MOST_ACCEPTANCE
+from orca_master.scheduling.prompt_lookup import FIRST_ACCEPTANCE, NGRAM, PromptLookup
 
 LOW = 1e-9
 """A threshold that every draft exceeds."""

@@ -15,7 +15,7 @@ from orca_master.scheduling.policies import POLICIES, by_arrival, by_priority
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
-from support.draft_oracle import DraftOracle
+from support.draft_oracle import DraftOracle, ModelOracle, draft_after
 
 STOP = 5
 
@@ -73,8 +73,9 @@ class FakeEngine:
             )
             for arrival, (length, limit) in enumerate(shapes)
         ]
-        for request in self.requests[::2]:
-            request.lookup = DraftOracle(request, solo(request.prompt, request.max_gen_tokens))
+        for index, request in enumerate(self.requests):
+            if oracle := (DraftOracle, ModelOracle, None)[index % 3]:
+                request.drafter = oracle(request, solo(request.prompt, request.max_gen_tokens))
         self.in_flight: dict[str, deque[tuple[Batch, list[int]]]] = {pipeline: deque() for pipeline in self.pipelines}
         self.iterations = dict.fromkeys((request.request_id for request in self.requests), 0)
         self.admitted_order: list[int] = []
@@ -122,8 +123,9 @@ class FakeEngine:
             known = len(request.prompt) + len(request.generated)
             assert scheduled.samples == (scheduled.context_length + scheduled.num_tokens == known)
             held = ledger.holding(request).blocks
-            assert len(held) * BLOCK_SIZE >= known + len(scheduled.draft)
+            assert len(held) * BLOCK_SIZE >= known + len(scheduled.draft) + scheduled.num_drafts
             assert len(scheduled.draft) <= self.config.speculative_tokens
+            assert scheduled.num_drafts <= (self.config.speculative_tokens if request.generated else 0)
             assert len(held) <= blocks_for(request.max_tokens)
             if scheduled.samples:
                 inputs = [*request.prompt, *request.generated, *scheduled.draft]
@@ -145,6 +147,7 @@ class FakeEngine:
             batch, tokens = self.in_flight[pipeline].popleft()
             for _, request in self.scheduler.commit(batch, tokens):
                 assert request.generated == solo(request.prompt, request.max_gen_tokens)[: len(request.generated)]
+            draft_after(batch)
 
     def drain(self) -> None:
         """Run until all is done; the bound makes a deadlock a failure."""

@@ -6,12 +6,14 @@ import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.engine.iteration_message import build_iteration
 from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.kv_ledger import PagedLedger
+from orca_master.scheduling.model_drafts import Guesses, ModelDrafts
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
-from orca_master.scheduling.speculation import LEAST_ACCEPTANCE, MOST_ROWS, least_acceptance, num_accepted
+from orca_master.scheduling.speculation import MOST_ROWS, num_accepted
 
 PROMPT = (4, 5, 6, 7, 4, 5)
 
@@ -21,9 +23,9 @@ def begun(num_blocks: int = 9, most: int = 8, max_gen_tokens: int = 30, **limits
     scheduler = Scheduler(SchedulerConfig(**{"max_batch_size": 4, **limits}, n_workers=1, speculative_tokens=most),
                           RequestPool(9, 999))  # fmt: skip
     scheduler.add_pipeline("p", PagedLedger(num_blocks))
-    scheduler.row_cost = 0.01
-    request = Request("r", 0, PROMPT, max_gen_tokens, lookup=PromptLookup(PROMPT))
-    request.lookup.acceptance = 0.95
+    scheduler.draft_costs = DraftCosts(row=0.01)
+    request = Request("r", 0, PROMPT, max_gen_tokens, drafter=PromptLookup(PROMPT))
+    request.drafter.acceptance = 0.95
     scheduler.pool.add(request)
     while not request.generated:
         batch = next_batch(scheduler)
@@ -104,7 +106,14 @@ def test_tokens_of_a_rewound_request_are_ignored():
     assert request.generated == [6]
 
 
-def test_the_more_a_row_costs_the_surer_a_draft_must_be():
-    assert least_acceptance(1, 0.01) == LEAST_ACCEPTANCE
-    assert least_acceptance(16, 0.16) == pytest.approx(2.56 / 3.56)
-    assert least_acceptance(16, 1.0) < 1
+def test_no_more_tokens_are_wanted_of_the_draft_model_than_the_next_iteration_has_room_for():
+    scheduler, request = begun(token_budget=16)
+    model = request.drafter = ModelDrafts(Guesses(), request.num_tokens)
+    model.receive([7, 4, 5, 6])
+    scheduler.pool.add(Request("prompt", 1, tuple(range(100)), 4))
+    counts = []
+    for _ in range(4):
+        batch = next_batch(scheduler)
+        counts += [(len(entry.draft), entry.num_drafts) for entry in batch.requests if entry.request is request]
+        scheduler.commit(batch, [7] * sum(entry.num_sampled for entry in batch.requests))
+    assert counts == [(0, 0)] * 4, "the prompt takes all tokens of the budget"

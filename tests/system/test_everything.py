@@ -29,11 +29,15 @@ OF_A_KILL = re.compile(
     r"pipeline local-\d is lost: .* rank \d ended: killed by SIGKILL$|rank \d is replaced; |"
     r"leaves epoch \d: rank \d (of this worker lost another rank|lost rank \d of an adjacent partition): "
 )
+DRAFT_MODEL = ("--speculative-model", "{folder}/model")
+"""The model itself: it is right about all requests without an adapter."""
 VARIANTS = [
     ("-pp", "2", "--speculative-tokens", "6", "--api-processes", "2", "--scheduling-policy", "priority"),
     pytest.param(("-tp", "2", "--speculative-tokens", "6"), marks=pytest.mark.exhaustive),
     pytest.param(("--replicas", "2", "--target-itl", "20"), marks=pytest.mark.exhaustive),
     pytest.param(("-pp", "2", "-tp", "2", "--no-enable-prefix-caching"), marks=pytest.mark.exhaustive),
+    pytest.param(("-pp", "2", "--speculative-tokens", "4", *DRAFT_MODEL), marks=pytest.mark.exhaustive),
+    pytest.param(("-tp", "2", "--speculative-tokens", "4", *DRAFT_MODEL), marks=pytest.mark.exhaustive),
 ]
 
 
@@ -43,6 +47,7 @@ def start(folder: Path, *options: str) -> contextlib.AbstractContextManager[Serv
     modules = (f"{name}={folder / name}" for name in adapters)
     named = ("--served-model-name", base, "--tool-call-parser", "hermes", "--lora-modules", *modules)
     exact = ("--dtype", "float32", "--deterministic", "on")
+    options = tuple(option.format(folder=folder) for option in options)
     # However slow the machine is, no request is refused.
     return serve(folder / "model", *named, *exact, *FEW_SLOTS, "--max-expected-wait", "100000", *options)
 

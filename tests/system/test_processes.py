@@ -215,6 +215,14 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["master", "--topology", "t", "--kv-cache-dtype", "int8", "--insecure"],
         "--kv-cache-dtype: not allowed with --topology, whose file sets it",
     ),
+    (
+        ["serve", str(DEMO), "--speculative-model", str(DEMO)],
+        "--speculative-model: set --speculative-tokens N, the most tokens to draft",
+    ),
+    (
+        ["master", "--topology", "t", "--speculative-model", "draft", "--speculative-tokens", "4", "--insecure"],
+        "--speculative-model: not allowed with --topology, whose file sets it",
+    ),
     (["serve", str(DEMO), "--device", "cuda", "--quantization", "w8a8"], "--quantization w8a8: the CUDA kernels lack"),
     (["serve", str(DEMO), "--port", "0", "-tp", "20000"], "tensor-parallel-size 20000 does not fit: 8 heads"),
     (["serve", "m", "--attention-backend", "triton"], "invalid choice: 'triton' (choose from"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Topology
 from orca_master.engine.config import EngineConfig
-from orca_master.engine.row_cost import RowCost
+from orca_master.engine.measured_draft_costs import MeasuredDraftCosts
 from support.checkpoints import make_prompts
 from support.engines import engine_over, topology
 from support.random_arrivals import SAMPLING, Case, play
@@ -30,8 +31,9 @@ def requests() -> list[Case]:
 
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch):
-    """Leave the cost of a row as it is before it has been measured, on every machine."""
-    monkeypatch.setattr(RowCost, "note", lambda self, seconds, rows: None)
+    """Leave the costs of drafts as they are before they have been measured, on every machine."""
+    monkeypatch.setattr(MeasuredDraftCosts, "note_rows", lambda self, seconds, rows: None)
+    monkeypatch.setattr(MeasuredDraftCosts, "note_drafting", lambda self, result: None)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,46 @@ def test_drafts_change_no_token(checkpoint, worker_pool, name, ranks, admission)
 def test_drafts_change_no_token_of_other_types(checkpoint, worker_pool, options):
     spec = topology(checkpoint("llama-gqa-tied"), worker_pool.addresses(1))
     check(spec.model_copy(update={"model": spec.model.model_copy(update=options)}), "paged")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "admission"),
+    [
+        ("gpt2-head64-tied", (1, 1), "paged"),
+        pytest.param("gpt2-head64-tied", (1, 2), "paged", marks=pytest.mark.long),
+        pytest.param("llama-gqa-tied", (2, 1), "reserve", marks=pytest.mark.long),
+        pytest.param("llama-gqa-tied", (2, 2), "paged", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_draft_model_changes_no_token(checkpoint, worker_pool, name, ranks, admission):
+    partitions, tensor_parallel_size = ranks
+    spec = topology(checkpoint(name), worker_pool.addresses(partitions), tensor_parallel_size)
+    check(with_draft_model(spec, checkpoint("qwen3-gqa-tied")), admission)
+
+
+def test_what_a_draft_model_knows_is_accepted(checkpoint, worker_pool):
+    """The draft model is the model itself: every draft is accepted, greedy or not, behind shared prefixes, too."""
+    path = checkpoint("llama-gqa-tied")
+    spec = with_draft_model(topology(path, worker_pool.addresses(1)), path)
+    config = EngineConfig(deterministic=True, speculative_tokens=4)
+    (prompt,) = make_prompts((40,))
+
+    async def compare() -> None:
+        async with engine_over(spec, config) as harness:
+            for number, parameters in enumerate(({}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.7, "seed": 4})):
+                harness.submit(str(number), prompt, NUM_TOKENS, **parameters)
+                tokens = await harness.collect(1)
+                assert len(tokens[str(number)]) == NUM_TOKENS
+            drafted, accepted = (sum(entry[place] for entry in harness.drafts) for place in (1, 2))
+            assert drafted == accepted > 2 * NUM_TOKENS
+            assert len(harness.batches) < 3 * NUM_TOKENS / 2
+            assert any(entry.request.num_cached for _, batch in harness.batches for entry in batch.requests)
+
+    asyncio.run(asyncio.wait_for(compare(), 240))
+
+
+def with_draft_model(spec: Topology, path: Path) -> Topology:
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"draft_path": str(path)})})
 
 
 def check(spec: Topology, admission: str) -> None:

@@ -129,6 +129,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         "quantization",
         "kv_cache_dtype",
         "lora_modules",
+        "speculative_model",
         "max_model_len",
         "tensor_parallel_size",
         "device",

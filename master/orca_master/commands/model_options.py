@@ -79,6 +79,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     add_adapter_options(parser)
     parser.add_argument(
+        "--speculative-model",
+        type=_folder,
+        metavar="DIR",
+        help="speculative decoding: a smaller model with the same tokens, which drafts what --speculative-tokens "
+        "allows in place of the repetitions of prompt and answer; answers stay the same (none)",
+    )
+    parser.add_argument(
         "--embedding-pooling",
         choices=get_args(Pooling),
         default="last",
@@ -106,15 +113,24 @@ def _adapter(text: str) -> tuple[str, Path]:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=DIR")
     if len(name) > MAX_NAME_LENGTH:
         raise argparse.ArgumentTypeError(f"a name of {len(name)} characters, at most {MAX_NAME_LENGTH} are possible")
-    return name, Path(os.path.abspath(folder))  # follows no links: a cycle of them is an error
+    return name, _folder(folder)
+
+
+def _folder(text: str) -> Path:
+    """Return the absolute path of a directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("a directory is expected")
+    return Path(os.path.abspath(text))  # follows no links: a cycle of them is an error
 
 
 def check_model_options(arguments: argparse.Namespace, device: Device) -> None:
-    """Raise ConfigurationError for an option that workers on the device refuse."""
+    """Raise ConfigurationError for an option that workers on the device refuse, or that needs another one."""
     if refusal := quantization_refusal(arguments.quantization, device):
         raise ConfigurationError(f"--quantization {refusal}")
     if refusal := kv_cache_refusal(arguments.kv_cache_dtype, device):
         raise ConfigurationError(f"--kv-cache-dtype {refusal}")
+    if arguments.speculative_model is not None and not arguments.speculative_tokens:
+        raise ConfigurationError("--speculative-model: set --speculative-tokens N, the most tokens to draft")
 
 
 def model_spec(arguments: argparse.Namespace, path: str, served_name: str, device: Device) -> ModelSpec:
@@ -133,9 +149,11 @@ def model_spec(arguments: argparse.Namespace, path: str, served_name: str, devic
                 "quantization": arguments.quantization,
                 "kv_cache_dtype": arguments.kv_cache_dtype,
                 "adapters": [{"name": name, "path": str(folder)} for name, folder in arguments.lora_modules],
+                "draft_path": arguments.speculative_model and str(arguments.speculative_model),
             }
         )
     except ValidationError as error:  # argparse has checked the other fields
         first = error.errors()[0]
-        option = "--lora-modules" if first["loc"][0] == "adapters" else "--model"
+        options: dict[int | str, str] = {"adapters": "--lora-modules", "draft_path": "--speculative-model"}
+        option = options.get(first["loc"][0], "--model")
         raise ConfigurationError(f"{option}: {first['msg']}") from error

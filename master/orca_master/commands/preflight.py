@@ -46,6 +46,11 @@ def model_command(
     ]
 
 
+def draft_command(folder: Path, tensor_parallel_size: int, quantization: Quantization, device: str) -> list[str]:
+    """Return the command that checks configuration and weights of a draft model, which has no partitions."""
+    return model_command(folder, 1, tensor_parallel_size, None, quantization, device)
+
+
 def text_command(folder: Path, chat_template: Path | None) -> list[str]:
     """Return the command that checks tokenizer, stop tokens and chat template."""
     options = ["--chat-template", str(chat_template)] if chat_template is not None else []

@@ -64,8 +64,9 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="speculative decoding: most drafted tokens per request and iteration, those that followed the same tokens "
-        "earlier in prompt or answer; answers stay the same, and drafts that do not pay are not computed; 0: none (0)",
+        help="speculative decoding: most drafted tokens per request and iteration, those of --speculative-model or "
+        "else those that followed the same tokens earlier in prompt or answer; answers stay the same, and drafts that "
+        "do not pay are not computed; 0: none (0)",
     )
     parser.add_argument(
         "--no-balanced-batches",

@@ -37,7 +37,7 @@ from orca_master.commands.options import (
     journal_config,
 )
 from orca_master.commands.ports import SIGNALS, Parent, Ports, bind
-from orca_master.commands.preflight import check, checking, model_command, text_command
+from orca_master.commands.preflight import check, checking, draft_command, model_command, text_command
 from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
@@ -162,28 +162,35 @@ def _parser() -> OneLineParser:
 
 
 def _check_options(arguments: argparse.Namespace, device: Device) -> None:
-    """Raise ConfigurationError for an option that workers on the device refuse."""
+    """Raise ConfigurationError for an option that workers on the device refuse, or a draft model without a folder."""
     check_model_options(arguments, device)
     check_engine_options(arguments, device)
+    if arguments.speculative_model is not None:
+        try:
+            _model_folder(arguments.speculative_model)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--speculative-model: {error}") from error
 
 
 def _checks(arguments: argparse.Namespace, model: Path, chat_template: Path | None) -> list[list[str]]:
-    """Return the commands that check the model's files."""
+    """Return the commands that check the files of the model, and of the draft model."""
+    draft, size, quantization = arguments.speculative_model, arguments.tensor_parallel_size, arguments.quantization
     return [
         model_command(
             model,
             arguments.pipeline_parallel_size,
-            arguments.tensor_parallel_size,
+            size,
             arguments.max_model_len,
-            arguments.quantization,
+            quantization,
             arguments.device,
             dict(arguments.lora_modules),
         ),
         text_command(model, chat_template),
+        *([] if draft is None else [draft_command(draft, size, quantization, arguments.device)]),
     ]
 
 
-def _model_folder(name: str) -> Path:
+def _model_folder(name: str | Path) -> Path:
     """Return the resolved model directory; raise ConfigurationError if it has no config.json that can be opened."""
     try:
         folder = Path(name).resolve()

@@ -16,6 +16,7 @@ from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:  # API processes import this module and must not load gRPC
+    from orca_contract.topology import Topology
     from orca_protos.tls import TlsFolder
 
 
@@ -111,8 +112,13 @@ class EngineConfig:
         """Return the ledger of a pipeline that begins to serve."""
         return LEDGERS[self.admission](num_blocks, PrefixCache() if self.prefix_caching else None)
 
-    def for_scheduler(self, n_workers: int) -> SchedulerConfig:
-        """Return the options of the scheduler; `n_workers` is the number of partitions."""
+    def for_scheduler(self, topology: Topology) -> SchedulerConfig:
+        """Return the options of the scheduler of pipelines of this topology."""
         return SchedulerConfig(
-            self.max_batch_size, n_workers, self.token_budget, self.balanced, self.speculative_tokens
+            self.max_batch_size,
+            topology.pipeline_parallel_size,
+            self.token_budget,
+            self.balanced,
+            self.speculative_tokens,
+            has_draft_model=topology.model.draft_path is not None,
         )

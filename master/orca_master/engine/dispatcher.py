@@ -61,7 +61,7 @@ class Dispatcher:
             budget = self._expected_wait.prompt_budget(seconds)
             if budget is not None:  # None also after equal iterations: the last budget stays
                 self._scheduler.prompt_budget = budget
-        self._scheduler.row_cost = self._expected_wait.row_cost.ratio
+        self._scheduler.draft_costs = self._expected_wait.draft_costs.costs
         while True:
             working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
             for supervisor in sorted(working, key=self._precedence) if len(working) > 1 else working:

@@ -64,7 +64,7 @@ class EngineMaster:
     ) -> None:
         self.snapshot = EngineSnapshot(EngineState.LOADING, "", topology, progressed_at=time.monotonic())
         self.pool = config.new_pool()
-        self.scheduler = Scheduler(config.for_scheduler(topology.pipeline_parallel_size), self.pool)
+        self.scheduler = Scheduler(config.for_scheduler(topology), self.pool)
         self._state, self._failure = EngineState.LOADING, ""
         self.config, self._deliver = config, deliver
         self._pipelines = PipelineSet(topology, self, make_workers, config.runtime_adapters)
@@ -137,7 +137,7 @@ class EngineMaster:
     def reconfigure(self, config: EngineConfig) -> None:
         """Apply changed limits, policies and timeouts: to the next selection, and to waits that are under way."""
         recovery_timeout, self.config = self.config.recovery_timeout, config
-        self.scheduler.config = config.for_scheduler(self._pipelines.topology.pipeline_parallel_size)
+        self.scheduler.config = config.for_scheduler(self._pipelines.topology)
         self.scheduler.set_admission(LEDGERS[config.admission])
         self.scheduler.set_order(POLICIES[config.scheduling_policy])
         self._admission.reconfigure(config)

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orca_master.engine.answer_lengths import AnswerLengths
-from orca_master.engine.row_cost import RowCost
+from orca_master.engine.measured_draft_costs import MeasuredDraftCosts
 from orca_master.engine.token_costs import TokenCosts
 from orca_master.scheduling.backlog import backlog, leaves_behind
 from orca_master.scheduling.batch import Batch, ScheduledRequest
@@ -37,8 +37,8 @@ class ExpectedWait:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._costs = TokenCosts()
-        self.row_cost = RowCost()
-        """For drafts (scheduling/speculation.py), measured by the same iterations."""
+        self.draft_costs = MeasuredDraftCosts()
+        """By the same iterations."""
         self._lengths = AnswerLengths()
         self._sent: dict[str, _Sent] = {}
 
@@ -46,9 +46,10 @@ class ExpectedWait:
         """Note an iteration; call it after the scheduler's dispatch, before requests are added."""
         self._sent.setdefault(batch.pipeline, _Sent()).iterations.append((now, leaves_behind(self._scheduler, batch)))
 
-    def note_returned(self, batch: Batch, now: float, num_accepted: int = 0) -> None:
+    def note_returned(self, batch: Batch, now: float, num_accepted: int = 0, drafting: float = 0.0) -> None:
         """Note the result of the pipeline's oldest iteration, with so many drafted tokens that are part of an answer.
 
+        `drafting`: seconds that the draft model took.
         Ignore a result that comes after the pipeline's loss.
         """
         sent = self._sent.get(batch.pipeline)
@@ -60,7 +61,7 @@ class ExpectedWait:
         prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
         self._costs.note(seconds, prompt, num_accepted + sum(entry.samples for entry in batch.requests), limited)
         if not prompt:
-            self.row_cost.note(seconds, sum(entry.num_sampled for entry in batch.requests))
+            self.draft_costs.note_rows(seconds - drafting, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()
 
     def note_lost(self, pipeline: str) -> None:

@@ -24,6 +24,7 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         for token in scheduled.draft:
             _add_entry(iteration, scheduled, position, (token,))
             position += 1
+        iteration.num_drafts[-1] = scheduled.num_drafts
         iteration.num_new_blocks[-1] = len(scheduled.new_blocks)
         iteration.new_block.extend(scheduled.new_blocks)
         if scheduled.samples and scheduled.request.constraint is not None:
@@ -31,8 +32,10 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         if scheduled.admitted:
             request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)
             _fill(admission, request)
-            if request.sampling.reads_history:
+            if request.reads_history:
                 admission.computed_token.extend(request.tokens(0, scheduled.context_length))
+    if not any(iteration.num_drafts):
+        iteration.ClearField("num_drafts")
     return iteration
 
 
@@ -45,6 +48,7 @@ def _add_entry(
     iteration.context_length.append(context_length)
     iteration.token.extend(tokens)
     iteration.num_new_blocks.append(0)
+    iteration.num_drafts.append(0)
     iteration.sample.append(scheduled.samples)
 
 

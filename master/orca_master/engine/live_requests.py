@@ -15,7 +15,9 @@ from orca_master.engine.iteration_message import check_encodes
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.drafter import Drafter
 from orca_master.scheduling.kv_ledger import most_cached
+from orca_master.scheduling.model_drafts import Guesses, ModelDrafts
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import FinishReason, Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
@@ -50,6 +52,7 @@ class LiveRequests:
         self._requests: dict[str, Request] = {}
         self._incomplete = ChoiceGroups(scheduler.pool)
         self._num_arrived = 0
+        self._guesses = Guesses()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -94,7 +97,7 @@ class LiveRequests:
             request.num_positions_read = len(request.prompt) - 1
         check_encodes(request)
         self._check(request)
-        request.lookup = self._lookup(submission)
+        request.drafter = self._drafter(submission)
         request.num_expected_cached = most_cached(self._scheduler.ledgers, request)
         waiting, choices = [request], submission.choices
         if submission.generated is not None or submission.service_class is ServiceClass.BATCH:
@@ -132,9 +135,12 @@ class LiveRequests:
         of_prompts = self._commit_prompts(batch, result) if result.prompt else {}
         embeddings = self._commit_pooled(batch, result)
         progressed = self._scheduler.commit(batch, list(result.token))
+        self._receive_drafts(batch, result)
         last = {request: index for index, request in progressed}
         num_accepted = len(progressed) - len(last)
-        self._admission.expected_wait.note_returned(batch, now, num_accepted)
+        self._admission.expected_wait.note_returned(batch, now, num_accepted, result.drafting_ns / 1e9)
+        if result.num_caught_up:
+            self._admission.expected_wait.draft_costs.note_drafting(result)
         if num_drafts := sum(bool(entry.draft) for entry in batch.requests):
             num_tokens = sum(len(entry.draft) for entry in batch.requests)
             self._observer.on_drafts(num_drafts, num_tokens, num_accepted)
@@ -179,6 +185,16 @@ class LiveRequests:
                 of_prompts[scheduled.request.request_id] = entry
         return of_prompts
 
+    def _receive_drafts(self, batch: Batch, result: pb.IterationResult) -> None:
+        """Pass the drafts of a committed result to their requests."""
+        entries = batch.entries if result.drafted else []
+        for drafted in result.drafted:
+            scheduled = entries[drafted.index]
+            if len(drafted.token) > scheduled.num_drafts or scheduled.request.drafter is None:
+                raise ValueError(f"the engine drafted {len(drafted.token)} tokens for {batch}")
+            if not scheduled.is_stale:
+                scheduled.request.drafter.receive(drafted.token)
+
     def _commit_pooled(self, batch: Batch, result: pb.IterationResult) -> list[tuple[Request, bytes]]:
         """Count the positions of embeddings that a result has; return the sums of their activations."""
         sums = {entry.index: entry.sum for entry in result.pooled}
@@ -219,11 +235,15 @@ class LiveRequests:
         """Fail all requests with `reason` as the error."""
         self._fail([*self._incomplete, *self._requests.values()], reason)
 
-    def _lookup(self, submission: Submission) -> PromptLookup | None:
+    def _drafter(self, submission: Submission) -> Drafter | None:
         """Return what drafts a request's tokens; None if tokens before change which ones it may sample."""
-        drafts = self._scheduler.config.speculative_tokens and submission.constraint is None
-        if not drafts or submission.sampling.reads_history or submission.pooling is not None:
+        config = self._scheduler.config
+        if not config.speculative_tokens or submission.constraint is not None:
             return None
+        if submission.sampling.reads_history or submission.pooling is not None:
+            return None
+        if config.has_draft_model:
+            return ModelDrafts(self._guesses, len(submission.prompt) + len(submission.generated or ()))
         return PromptLookup([*submission.prompt, *(submission.generated or ())])
 
     def _fail_overdue(self) -> None:

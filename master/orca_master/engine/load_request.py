@@ -34,6 +34,7 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
             all_reduce="" if config.all_reduce == "library" else config.all_reduce,
             runtime_adapters="" if config.runtime_adapters is None else str(config.runtime_adapters),
             adapter=[pb.Adapter(name=adapter.name, path=adapter.path) for adapter in topology.model.adapters],
+            draft_model_path=(topology.model.draft_path or "") if config.speculative_tokens > 0 else "",
         )
         for partition, address in enumerate(spec.workers)
     ]

@@ -27,8 +27,8 @@ def model_identity(topology: Topology) -> str:
     """Return a digest of the model's path, the types of its weights and of its K/V cache, its adapters, and the files
     IDENTIFYING.
 
-    Not of its weights: a master may have none, and its workers may still be downloading them. Raises
-    ConfigurationError.
+    Not of its weights: a master may have none, and its workers may still be downloading them. Not of a draft model,
+    which changes no token. Raises ConfigurationError.
     """
     folder = Path(topology.model.path)
     model = topology.model

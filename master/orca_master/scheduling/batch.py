@@ -13,18 +13,25 @@ class Selection:
     """One request of a proposal, with the number of its tokens to compute.
 
     `num_shared_blocks`: of a request to admit, the first blocks, which other requests have computed or compute.
-    `draft`: tokens to compute in addition, which may follow the last known one (speculation.py).
+    `draft`: tokens to compute in addition, which may follow the last known one (speculation.py). `num_drafts`: tokens
+    that the draft model is to draft behind them.
     """
 
     request: Request
     num_tokens: int
     num_shared_blocks: int = 0
     draft: tuple[int, ...] = ()
+    num_drafts: int = 0
 
     @property
     def num_inputs(self) -> int:
         """Number of tokens to compute, drafted ones included."""
         return self.num_tokens + len(self.draft)
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots that these tokens and those of the draft model need."""
+        return self.num_inputs + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ class ScheduledRequest:
     admitted: bool
     samples: bool
     draft: tuple[int, ...] = ()
+    num_drafts: int = 0
 
     @property
     def num_inputs(self) -> int:

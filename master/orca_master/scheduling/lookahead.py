@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from orca_master.scheduling.batch import Batch, Proposal, Selection
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
-from orca_master.scheduling.speculation import draft, room_for_drafts
+from orca_master.scheduling.speculation import draft, num_wanted, room_for_drafts
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
@@ -21,8 +21,8 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
 
     The proposal is empty if the result of `batch` could make Algorithm 1 choose differently (an end of sequence
     aside): a waiting request may join or preempt, an admitted request is not in `batch`, a prompt is incomplete, too
-    few blocks are free, or the batch exceeds a limit. Also if `batch` has drafts, or its result is expected to be
-    drafted on.
+    few blocks are free, or the batch exceeds a limit. Also if `batch` has drafts or brings drafts, or its result is
+    expected to be drafted on.
     """
     ledger, config = scheduler.ledger(batch.pipeline), scheduler.config
     alive = [scheduled for scheduled in batch.requests if scheduled.incarnation == scheduled.request.incarnation]
@@ -30,7 +30,7 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         return Proposal()
     requests = [scheduled.request for scheduled in alive]
     staying = [request for request in requests if request.num_left > 1]
-    if any(scheduled.draft for scheduled in alive) or _drafts_on(scheduler, staying):
+    if any(scheduled.draft or scheduled.num_drafts for scheduled in alive) or _drafts_on(scheduler, staying):
         return Proposal()
     free_blocks = ledger.num_free_blocks - sum(
         ledger.blocks_to_grow(request, request.num_scheduled + 1) for request in staying
@@ -55,7 +55,8 @@ def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:
     """Return True if one of these requests, the next batch, would be drafted on if its token in flight were known."""
     config, rows = scheduler.config, len(staying)
     budget = None if config.token_budget is None else config.token_budget - rows
-    most = min(config.speculative_tokens, room_for_drafts(rows, budget))
+    most, costs = min(config.speculative_tokens, room_for_drafts(rows, budget)), scheduler.draft_costs
     return most > 0 and any(
-        draft(request, min(most, request.num_left - 2), rows, scheduler.row_cost) for request in staying
+        draft(request, min(most, request.num_left - 2), rows, costs) or num_wanted(request, 1, most, rows, costs)
+        for request in staying
     )

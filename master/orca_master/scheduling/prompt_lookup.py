@@ -10,18 +10,18 @@ draft and falls where the text stops copying.
 
 from __future__ import annotations
 
-import math
 import sys
 from array import array
 from collections.abc import Sequence
+
+from orca_master.scheduling.draft_costs import DraftCosts
+from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
 
 NGRAM = 3
 """Tokens that must have occurred before."""
 WEIGHT = 1 / 8
 """Weight of the latest guess in `acceptance`."""
 FIRST_ACCEPTANCE = 0.5
-MOST_ACCEPTANCE = 0.98
-"""Assumed at most: a draft ends, however well earlier guesses did."""
 MOST_PLACES = 64
 """Places among the bytes of the tokens that one lookup examines: only each fourth is the begin of a token."""
 _SIZE = 4
@@ -29,7 +29,9 @@ _SIZE = 4
 
 
 class PromptLookup:
-    """The tokens of one request, and how well their repetitions predict the next token."""
+    """Implements `Drafter` by the tokens of one request, and how well their repetitions predict the next token."""
+
+    reads_history = False
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._bytes = bytearray(array("I", tokens).tobytes())
@@ -40,7 +42,7 @@ class PromptLookup:
         self._look_up()
 
     def append(self, token: int) -> None:
-        """Add the next token of the request, and compare it with the guess."""
+        """See Drafter; compares the token with the guess."""
         code = token.to_bytes(_SIZE, sys.byteorder)
         if self._start is not None:
             right = self._bytes[self._start : self._start + _SIZE] == code
@@ -49,15 +51,24 @@ class PromptLookup:
         self._look_up()
 
     def draft(self, threshold: float, most: int) -> tuple[int, ...]:
-        """Return up to `most` tokens, each expected to be accepted with a probability of `threshold` at least.
+        """See Drafter.
 
         A continuation that reaches the end of the known tokens goes on with its own tokens, as repetitions do.
         """
-        if self._start is None or self.acceptance <= threshold:
+        if self._start is None or not (count := num_likely(self.acceptance, threshold, most)):
             return ()
-        count = min(most, int(math.log(threshold) / math.log(self.acceptance)))
         following = array("I", bytes(self._bytes[self._start : self._start + count * _SIZE]))
         return tuple(following[index % len(following)] for index in range(count))
+
+    def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
+        """See Drafter: none, there is no draft model."""
+        return 0
+
+    def receive(self, tokens: Sequence[int]) -> None:
+        """See Drafter: without a draft model nothing comes."""
+
+    def rewind(self, num_tokens: int) -> None:
+        """See Drafter: workers have nothing of it."""
 
     def _look_up(self) -> None:
         """Find the latest earlier occurrence of the last NGRAM tokens."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from orca_contract.model_choices import Pooling
 
 from orca_master.scheduling.constraint import Constraint
-from orca_master.scheduling.prompt_lookup import PromptLookup
+from orca_master.scheduling.drafter import Drafter
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 LOSSES_BEFORE_ALONE = 2
@@ -90,8 +90,8 @@ class Request:
     """Only requests with the same salt share K/V blocks (prefix_cache.py)."""
     constraint: Constraint | None = None
     """The state of `generated` in the request's grammar, None without one."""
-    lookup: PromptLookup | None = None
-    """Drafts of the next tokens (speculation.py), None if none are to be computed."""
+    drafter: Drafter | None = None
+    """Drafts the next tokens (speculation.py), None if none are to be computed."""
     block_keys: list[bytes] = field(default_factory=list)
     """Keys of the first blocks, as far as they were needed."""
     num_cached: int = 0
@@ -167,6 +167,11 @@ class Request:
         """True if the request may have caused losses, and must show it by a token of its own."""
         return self.num_losses >= LOSSES_BEFORE_ALONE
 
+    @property
+    def reads_history(self) -> bool:
+        """True if workers need the tokens of blocks that the request shares."""
+        return self.sampling.reads_history or (self.drafter is not None and self.drafter.reads_history)
+
     def tokens(self, start: int, count: int) -> list[int]:
         """Return up to `count` known tokens from position `start` on."""
         prompt_length = len(self.prompt)
@@ -187,8 +192,8 @@ class Request:
         self.num_losses = 0
         if self.constraint is not None:
             self.constraint.accept(token)
-        if self.lookup is not None:
-            self.lookup.append(token)
+        if self.drafter is not None:
+            self.drafter.append(token)
         if token in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP
         elif self.constraint is not None and self.constraint.error:
@@ -202,6 +207,8 @@ class Request:
         """Return to INITIATION and keep all tokens; in-flight work becomes stale."""
         self.state = RequestState.INITIATION
         self.num_computed = self.num_tokens_in_flight = 0
+        if self.drafter is not None:
+            self.drafter.rewind(self.num_tokens)
         self.incarnation += 1
 
     def finish(self, reason: FinishReason) -> None:

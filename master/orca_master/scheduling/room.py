@@ -33,7 +33,7 @@ class AdmissionCost:
     waits_for_prefix: bool = False
     """True if another request computes the next block after its part in flight: both need not compute the block."""
     num_history: int = 0
-    """Cached tokens that the request's sampling reads, and that its iteration's message repeats."""
+    """Cached tokens that the request's sampling or the draft model reads, and that its iteration's message repeats."""
     has_prompt_logprobs: bool = False
     """True if the iteration returns log probabilities of the request's prompt."""
 
@@ -104,7 +104,7 @@ class Room:
         waits = (
             bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
         )
-        num_history = count * BLOCK_SIZE if request.sampling.reads_history else 0
+        num_history = count * BLOCK_SIZE if request.reads_history else 0
         return AdmissionCost(
             cached, count, num_blocks - count + num_free, waits, num_history, request.awaits_prompt_logprobs
         )
@@ -159,12 +159,19 @@ class Room:
 
         A request keeps the blocks of rejected tokens, which others may need.
         """
-        num_blocks = max(len(self.ledger.holding(request).blocks), blocks_for(request.num_tokens))
-        num_slots = (num_blocks + min(1, self.num_blocks)) * BLOCK_SIZE
-        fitting = draft[: num_slots - request.num_tokens]
-        self.num_blocks -= max(0, blocks_for(request.num_tokens + len(fitting)) - num_blocks)
+        fitting = draft[: self.hold_slots(request, request.num_tokens, len(draft))]
         if self.num_tokens is not None:
             self.num_tokens -= len(fitting)
+        return fitting
+
+    def hold_slots(self, request: Request, num_slots: int, more: int) -> int:
+        """Subtract the blocks of up to `more` slots behind the first `num_slots`, one block at most; return how many.
+
+        For the first `num_slots` an admitted request has blocks, or they are subtracted.
+        """
+        num_blocks = max(len(self.ledger.holding(request).blocks), blocks_for(num_slots))
+        fitting = min(more, (num_blocks + min(1, self.num_blocks)) * BLOCK_SIZE - num_slots)
+        self.num_blocks -= max(0, blocks_for(num_slots + fitting) - num_blocks)
         return fitting
 
     def compute(self, request: Request, start: int, num_tokens: int) -> None:

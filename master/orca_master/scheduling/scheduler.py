@@ -27,20 +27,21 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
 from orca_master.scheduling.batch_cap import batch_cap
 from orca_master.scheduling.candidates import Candidates
+from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
 from orca_master.scheduling.prompt_budget import prompt_limit
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.room import Room
-from orca_master.scheduling.speculation import ROW_COST, num_accepted, with_drafts
+from orca_master.scheduling.speculation import num_accepted, with_drafts
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Options of the scheduler. `token_budget` is in input tokens per iteration, None for no limit.
 
-    `speculative_tokens`: most drafted tokens of a request in an iteration, 0 for none (speculation.py).
+    `speculative_tokens`: most drafted tokens of a request in an iteration, 0 for none; `has_draft_model`: who drafts.
     """
 
     max_batch_size: int
@@ -48,6 +49,7 @@ class SchedulerConfig:
     token_budget: int | None = None
     balanced: bool = True
     speculative_tokens: int = 0
+    has_draft_model: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +72,7 @@ class Scheduler:
         """Requests that run alone."""
         self.prompt_budget: int | None = None
         """Tokens of prompts per iteration while answers are generated (prompt_budget.py)."""
-        self.row_cost = ROW_COST
-        """Time of a row of an iteration (speculation.py)."""
+        self.draft_costs = DraftCosts()
         self.num_pipeline_changes = 0
         """How often a pipeline has been added or removed."""
 
@@ -178,7 +179,7 @@ class Scheduler:
             room.compute(request, start, num_tokens)
             batch.append(Selection(request, num_tokens, num_shared_blocks))
         if self.config.speculative_tokens:
-            batch = with_drafts(batch, room, self.config.speculative_tokens, self.row_cost)
+            batch = with_drafts(batch, room, self.config.speculative_tokens, self.draft_costs)
         return Proposal(tuple(batch), tuple(room.preempted) if batch else (), room.is_full)
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
@@ -198,7 +199,7 @@ class Scheduler:
                 bisect.insort(state.admitted, request, key=self.pool.order)
                 self._pipeline_of[request.request_id] = pipeline
             else:
-                new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_inputs)
+                new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_slots)
             context_length = request.num_scheduled
             request.state = RequestState.RUNNING
             request.num_tokens_in_flight += selection.num_inputs
@@ -214,6 +215,7 @@ class Scheduler:
                     admitted,
                     samples=request.pooling is None and request.num_scheduled >= request.num_tokens,
                     draft=selection.draft,
+                    num_drafts=selection.num_drafts,
                 )
             )
         state.in_flight += 1

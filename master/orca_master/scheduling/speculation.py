@@ -1,5 +1,8 @@
 """Speculative decoding: drafted tokens that an iteration computes beside the last token of a request. Pure.
 
+They repeat what followed the same tokens before (prompt_lookup.py), or the draft model has drafted them at the end of
+the request's last iteration (model_drafts.py).
+
 A draft of k tokens is k more rows of the iteration, and the worker samples a token after each of them. The first token
 is valid; each later one is valid if the draft before it equals the token that was sampled there (`num_accepted`). Noise
 depends on the position alone, so these are the tokens that a request without drafts would get: greedy and random ones,
@@ -8,9 +11,7 @@ with rejection sampling's probabilities for a draft that is a single token (Levi
 Keys and values of rejected tokens stay in slots behind the valid ones. The next iterations write each slot before they
 read the slot.
 
-A row takes time. `row_cost` is the time of a row in parts of the time that an iteration without rows would take, so of
-`rows` rows each takes the part `row_cost` / (1 + `row_cost` x `rows`) of the iteration, and an iteration generates
-`rows` tokens: a draft pays if the token is accepted with more than the probability `least_acceptance`.
+Which tokens are worth their time is decided by measured costs (draft_costs.py).
 """
 
 from __future__ import annotations
@@ -19,20 +20,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orca_master.scheduling.batch import Selection
+from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.room import Room
 
-ROW_COST = 0.1
-"""Before `row_cost` has been measured."""
-LEAST_ACCEPTANCE = 0.25
-"""With drafts an iteration cannot be sent before the result of the previous one is known (lookahead.py)."""
 MOST_ROWS = 64
 """Of an iteration with drafts."""
-
-
-def least_acceptance(rows: int, row_cost: float) -> float:
-    """Return the probability of acceptance from which on a drafted token pays beside `rows` others."""
-    return max(LEAST_ACCEPTANCE, row_cost * rows / (1 + row_cost * rows))
 
 
 def room_for_drafts(rows: int, num_tokens: int | None) -> int:
@@ -40,15 +33,27 @@ def room_for_drafts(rows: int, num_tokens: int | None) -> int:
     return MOST_ROWS - rows if num_tokens is None else min(MOST_ROWS - rows, num_tokens)
 
 
-def draft(request: Request, most: int, rows: int, row_cost: float) -> tuple[int, ...]:
+def draft(request: Request, most: int, rows: int, costs: DraftCosts) -> tuple[int, ...]:
     """Return the tokens to draft for a request whose answer has begun, at most `most`, beside `rows` rows."""
     most = min(most, request.num_left - 1)  # the last token of an answer follows from none of its tokens
-    if request.lookup is None or not request.generated or most < 1:
+    if request.drafter is None or not request.generated or most < 1:
         return ()
-    return request.lookup.draft(least_acceptance(rows, row_cost), most)
+    return request.drafter.draft(costs.least_acceptance(rows), most)
 
 
-def with_drafts(batch: Sequence[Selection], room: Room, most: int, row_cost: float) -> list[Selection]:
+def num_wanted(request: Request, num_drafted: int, most: int, rows: int, costs: DraftCosts) -> int:
+    """Return how many tokens, up to `most`, the draft model is to draft for a request at the end of an iteration.
+
+    `num_drafted`: tokens that the iteration computes in addition. The next iteration is expected to have as many tokens
+    left as this one, and its `rows` answers share MOST_ROWS.
+    """
+    most = min(most, request.num_left - 2 - num_drafted, MOST_ROWS // max(1, rows) - 1)
+    if request.drafter is None or not request.generated or most < 1:
+        return 0
+    return request.drafter.wanted(costs, rows, most, request.num_left)
+
+
+def with_drafts(batch: Sequence[Selection], room: Room, most: int, costs: DraftCosts) -> list[Selection]:
     """Return the selections of a batch, with drafts of at most `most` tokens for which it has tokens and blocks left.
 
     Drafts preempt nobody.
@@ -58,11 +63,13 @@ def with_drafts(batch: Sequence[Selection], room: Room, most: int, row_cost: flo
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
-        drafted: tuple[int, ...] = ()
+        drafted, wanted = tuple[int, ...](), 0
         if request.is_answering:
-            drafted = room.hold_draft(request, draft(request, min(most, left), rows, row_cost))
+            drafted = room.hold_draft(request, draft(request, min(most, left), rows, costs))
+            wanted = num_wanted(request, len(drafted), min(most, left), rows, costs)
+            wanted = room.hold_slots(request, request.num_tokens + len(drafted), wanted)
         num_rows += len(drafted)
-        selections.append(replace(selection, draft=drafted) if drafted else selection)
+        selections.append(replace(selection, draft=drafted, num_drafts=wanted) if drafted or wanted else selection)
     return selections
 
 

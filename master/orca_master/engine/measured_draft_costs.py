@@ -1,0 +1,74 @@
+"""`MeasuredDraftCosts`: how much longer a row and a step of the draft model make an iteration. Pure; it has no clock.
+
+The weights of the model are read once per iteration, whatever its number of rows, so a row is nearly free where reading
+takes the time, and has its full price where products do. The line of the iterations' times over their rows tells both.
+"""
+
+from __future__ import annotations
+
+from orca_protos import engine_pb2 as pb
+
+from orca_master.engine.moving_line import MovingLine
+from orca_master.scheduling.draft_costs import DraftCosts
+
+KEPT = 1 - 1 / 64
+"""The weight of an iteration decreases by the factor e in 64 iterations."""
+LEAST_VARIANCE = 0.01
+"""Of the numbers of rows, in parts of the mean of their squares: with fewer differences, noise would decide."""
+LEAST, MOST = 0.01, 1.0
+STEP_WEIGHT = 1 / 32
+"""Weight of the latest iteration in the times of the draft model."""
+MOST_INPUTS = 4
+"""Tokens per draft of a first step that takes as long as the other steps."""
+
+
+class MeasuredDraftCosts:
+    """`costs`: as measured, each from LEAST to MOST; before that, the defaults."""
+
+    def __init__(self) -> None:
+        self.costs = DraftCosts()
+        self._line = MovingLine()
+        self._constant: float | None = None
+        """Seconds of an iteration without rows."""
+        self._step: float | None = None
+        """Seconds of a step."""
+        self._caught_up: float | None = None
+        """Seconds of a token that the draft model computes without drafting behind it."""
+
+    def note_rows(self, seconds: float, rows: int) -> None:
+        """Add an iteration of `rows` generated or drafted tokens that took its pipeline `seconds`, without prompts."""
+        self._line.note(rows, seconds, KEPT)
+        slope = self._line.slope(LEAST_VARIANCE)
+        if slope is None:
+            return
+        constant = self._line.constant(slope)
+        self._constant = constant if constant > 0 else None
+        self._update(slope / constant if constant > 0 else MOST)
+
+    def note_drafting(self, result: pb.IterationResult) -> None:
+        """Add the time of the draft model in an iteration.
+
+        Where its first step computed many tokens, what the other steps do not explain is the time of these tokens.
+        """
+        seconds, num_steps = result.drafting_ns / 1e9, max((len(each.token) for each in result.drafted), default=0)
+        if result.num_caught_up <= MOST_INPUTS * len(result.drafted) and num_steps:
+            self._step = _moved(self._step, seconds / num_steps)
+        else:
+            rest = max(0.0, seconds - num_steps * (self._step or 0.0))
+            self._caught_up = _moved(self._caught_up, rest / result.num_caught_up)
+        self._update(self.costs.row)
+
+    def _update(self, row: float) -> None:
+        step, caught_up = self.costs.step, self.costs.caught_up
+        if self._constant is not None:
+            step = step if self._step is None else self._step / self._constant
+            caught_up = caught_up if self._caught_up is None else self._caught_up / self._constant
+        self.costs = DraftCosts(_bounded(row), _bounded(step), min(MOST, caught_up))
+
+
+def _bounded(cost: float) -> float:
+    return min(MOST, max(LEAST, cost))
+
+
+def _moved(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + STEP_WEIGHT * (value - mean)

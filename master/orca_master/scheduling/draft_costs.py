@@ -1,0 +1,37 @@
+"""`DraftCosts`: what drafted tokens cost, and how likely one must be accepted to pay. Pure.
+
+All times are in parts of the time that an iteration without rows would take. Of `rows` rows each takes the part
+`row` / (1 + `row` x `rows`) of the iteration, and an iteration generates `rows` tokens. A step of the draft model
+drafts a token for each of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROW_COST = STEP_COST = 0.1
+"""Before they have been measured."""
+LEAST_ACCEPTANCE = 0.25
+"""With drafts an iteration cannot be sent before the result of the previous one is known (lookahead.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """Times of a row, of a step of the draft model, and of a token that it computes without drafting behind it."""
+
+    row: float = ROW_COST
+    step: float = STEP_COST
+    caught_up: float = ROW_COST * STEP_COST
+
+    def least_acceptance(self, rows: int, is_drafted: bool = True) -> float:
+        """Return the probability of acceptance from which on a drafted token pays beside `rows` others.
+
+        `is_drafted`: the token is known; else a step drafts a token for each of the rows.
+        """
+        step = 0.0 if is_drafted else self.step
+        return max(LEAST_ACCEPTANCE, (self.row * rows + step) / (1 + self.row * rows))
+
+    def gain(self, count: int, acceptance: float, rows: int) -> tuple[float, float]:
+        """Return the accepted tokens of a draft of `count` tokens of one of `rows` rows, and the time that it saves."""
+        accepted = sum(acceptance**number for number in range(1, count + 1))
+        return accepted, accepted * (1 + self.row * rows) / rows - count * (self.row + self.step / rows)

@@ -1,0 +1,101 @@
+"""`ModelDrafts`: the tokens of one request that the draft model expects (the workers' draft_model.py). Pure.
+
+The draft model drafts at the end of an iteration, for the next one. How many tokens are worth its time depends on how
+many were accepted lately, and at first also on how many tokens of the request the draft model must catch up on. Where
+drafts do not pay, one request after another has a token drafted now and then (`Guesses`), so that a change is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orca_master.scheduling.draft_costs import DraftCosts
+from orca_master.scheduling.drafter import num_likely
+
+WEIGHT = 1 / 8
+"""Weight of the latest guess in `ModelDrafts.acceptance`."""
+COMMON_WEIGHT = 1 / 64
+"""Weight of the latest guess in `Guesses.acceptance`."""
+FIRST_ACCEPTANCE = 0.7
+"""Before any guess."""
+PROBE_INTERVAL = 256
+"""Tokens of all requests without a guess after which one is probed."""
+PROBE_INTERVAL_EARLIER = 8
+"""Further ones for each token before the request's latest answer that the draft model must catch up on, so that probes
+cost about a hundredth of the time."""
+
+
+class Guesses:
+    """The guesses of all requests. `acceptance`: the share of the latest that were right; a request begins with it."""
+
+    def __init__(self) -> None:
+        self.acceptance = FIRST_ACCEPTANCE
+        self.probed: ModelDrafts | None = None
+        """The request of which one token is drafted, though it does not pay."""
+        self._num_unguessed = 0
+        """Tokens of all requests since the last guess, or since `probed` was chosen."""
+
+    def note(self, right: bool) -> None:
+        """Add a guess."""
+        self.acceptance += COMMON_WEIGHT * (right - self.acceptance)
+        self.probed, self._num_unguessed = None, 0
+
+    def note_unguessed(self, request: ModelDrafts) -> None:
+        """Note a token without a guess; the request may become the probed one, also in place of one that has ended."""
+        self._num_unguessed += 1
+        if self._num_unguessed >= PROBE_INTERVAL + PROBE_INTERVAL_EARLIER * request.num_earlier:
+            self.probed, self._num_unguessed = request, 0
+
+
+class ModelDrafts:
+    """Implements `Drafter` for a request of `num_tokens` tokens."""
+
+    reads_history = True
+
+    def __init__(self, guesses: Guesses, num_tokens: int) -> None:
+        self.acceptance = guesses.acceptance
+        """Share of the latest guesses that were right, a moving average."""
+        self.num_earlier = num_tokens
+        """Tokens that the workers had not computed at the admission, until the draft model has computed them."""
+        self._num_later = 0
+        """Tokens since the admission, or since the latest draft."""
+        self._guesses = guesses
+        self._drafted: tuple[int, ...] = ()
+        self._is_promising = False
+        """Whether the latest guess was right."""
+        self._is_too_long = False
+
+    def append(self, token: int) -> None:
+        """See Drafter; compares the token with the guess."""
+        self._num_later += 1
+        if not self._drafted:
+            self._guesses.note_unguessed(self)
+            return
+        right = self._is_promising = self._drafted[0] == token
+        self._drafted = self._drafted[1:] if right else ()
+        self.acceptance += WEIGHT * (right - self.acceptance)
+        self._guesses.note(right)
+
+    def draft(self, threshold: float, most: int) -> tuple[int, ...]:
+        """See Drafter. The first token of a draft that was wanted is computed: without it nothing would be learned."""
+        return self._drafted[: max(min(1, most), num_likely(self.acceptance, threshold, most))]
+
+    def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
+        """See Drafter."""
+        if self._is_too_long:
+            return 0
+        if count := num_likely(self.acceptance, costs.least_acceptance(rows, is_drafted=False), most):
+            num_accepted, saved = costs.gain(count, self.acceptance, rows)
+            num_iterations = num_left / (1 + num_accepted)
+            num_behind = self.num_earlier + self._num_later
+            return count if saved * num_iterations > num_behind * costs.caught_up else 0
+        return min(1, most) if self._is_promising or self._guesses.probed is self else 0
+
+    def receive(self, tokens: Sequence[int]) -> None:
+        """See Drafter."""
+        self._drafted, self._is_too_long = tuple(tokens), not tokens
+        self.num_earlier = self._num_later = 0
+
+    def rewind(self, num_tokens: int) -> None:
+        """See Drafter."""
+        self._drafted, self.num_earlier, self._num_later = (), num_tokens, 0

@@ -1,0 +1,134 @@
+"""`ModelDrafts`: how many tokens the draft model drafts for a request, and which of them are computed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orca_master.scheduling.draft_costs import DraftCosts
+from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
+from orca_master.scheduling.model_drafts import FIRST_ACCEPTANCE, PROBE_INTERVAL, Guesses, ModelDrafts
+
+CHEAP = DraftCosts(row=0.01, step=0.05, caught_up=0.001)
+"""The least acceptance is 0.25 beside one row."""
+
+
+def drafts(acceptance: float = FIRST_ACCEPTANCE, num_tokens: int = 0) -> ModelDrafts:
+    guesses = Guesses()
+    guesses.acceptance = acceptance
+    return ModelDrafts(guesses, num_tokens)
+
+
+def wanted(model: ModelDrafts, costs: DraftCosts = CHEAP, rows: int = 1, most: int = 8, num_left: int = 100) -> int:
+    return model.wanted(costs, rows, most, num_left)
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.01, 0.99), st.integers(0, 12))
+def test_as_many_tokens_are_likely_as_the_product_of_their_acceptances_allows(acceptance, threshold, most):
+    count = num_likely(acceptance, threshold, most)
+    assert 0 <= count <= most
+    bounded = min(acceptance, MOST_ACCEPTANCE)
+    assert bounded**count >= threshold * 0.999 or count == 0
+    assert count == most or bounded ** (count + 1) < threshold * 1.001 or acceptance <= threshold
+
+
+def test_a_draft_is_used_until_a_token_differs_from_it():
+    model = drafts(acceptance=0.9)
+    model.receive([5, 6, 7])
+    assert model.draft(0.3, 8) == (5, 6, 7)
+    assert model.draft(0.3, 2) == (5, 6)
+    model.append(5)
+    assert model.draft(0.3, 8) == (6, 7), "not all of it was computed with the last iteration"
+    model.append(9)
+    assert model.draft(0.3, 8) == ()
+
+
+def test_a_draft_ends_with_a_rewind():
+    model = drafts(acceptance=0.9)
+    model.receive([5, 6, 7])
+    model.rewind(40)
+    assert (model.draft(0.3, 8), model.num_earlier) == ((), 40)
+
+
+def test_acceptance_follows_the_guesses_of_the_request_and_begins_with_those_of_all():
+    guesses = Guesses()
+    right, wrong = ModelDrafts(guesses, 0), ModelDrafts(guesses, 0)
+    for _ in range(60):
+        right.receive([3])
+        right.append(3)
+        wrong.receive([3])
+        wrong.append(4)
+        wrong.append(4)  # without a guess nothing is learned
+    assert right.acceptance > 0.95
+    assert wrong.acceptance < 0.05
+    assert 0.4 < guesses.acceptance < 0.65
+    assert ModelDrafts(guesses, 0).acceptance == guesses.acceptance
+    assert wanted(right) == 8
+    assert wanted(wrong) == 0
+
+
+@pytest.mark.parametrize(("step", "most", "count"), [(0.3, 8, 3), (0.3, 2, 2), (0.6, 8, 1), (0.8, 8, 0)])
+def test_as_many_tokens_are_drafted_as_pay(step, most, count):
+    assert wanted(drafts(), DraftCosts(row=0.01, step=step, caught_up=0.0), most=most) == count
+
+
+@pytest.mark.parametrize(("num_behind", "num_left", "pays"), [(2000, 500, True), (2000, 20, False), (20, 20, True)])
+def test_a_prompt_is_caught_up_on_only_for_an_answer_that_is_long_enough(num_behind, num_left, pays):
+    model = drafts(acceptance=0.8, num_tokens=num_behind)
+    costs = DraftCosts(row=0.05, step=0.1, caught_up=0.01)
+    assert (wanted(model, costs, num_left=num_left) > 0) == pays
+    model.receive([3])
+    assert wanted(model, costs, num_left=num_left) > 0, "once the draft model has it"
+
+
+def run_in_turns(requests: list[ModelDrafts], count: int, truth: int) -> list[int]:
+    """Generate the token `truth` of each request in turn, where the draft model says 3; return what was wanted."""
+    counts = []
+    for _ in range(count):
+        for model in requests:
+            counts.append(wanted(model, rows=len(requests)))
+            if counts[-1]:
+                model.receive([3])
+                assert model.draft(0.3, 8) == (3,), "computed, however unlikely"
+                assert model.draft(0.3, 0) == ()
+            model.append(truth)
+    return counts
+
+
+@pytest.mark.parametrize("num_requests", [1, 16, 32])
+def test_where_drafts_do_not_pay_one_request_is_probed_now_and_then_whatever_the_batch(num_requests):
+    guesses = Guesses()
+    guesses.acceptance = 0.05
+    requests = [ModelDrafts(guesses, 10) for _ in range(num_requests)]
+    num_tokens = 40 * PROBE_INTERVAL
+    counts = run_in_turns(requests, num_tokens // num_requests, truth=4)
+    assert set(counts) == {0, 1}
+    assert 5 < sum(counts) <= num_tokens / PROBE_INTERVAL
+
+
+def test_a_request_that_is_far_behind_is_probed_less_often():
+    near, far = (run_in_turns([drafts(0.05, num_tokens)], 20 * PROBE_INTERVAL, 4) for num_tokens in (0, 300))
+    assert far.index(1) > 8 * near.index(1) > 0
+
+
+def test_a_probe_that_is_right_is_followed_by_others():
+    model = drafts(acceptance=0.05)
+    counts = run_in_turns([model], 4 * PROBE_INTERVAL, truth=3)
+    first = counts.index(1)
+    assert not any(counts[:first])
+    assert all(counts[first:])
+    assert counts[-1] == 8
+
+
+def test_short_answers_notice_that_drafts_are_accepted_again():
+    guesses = Guesses()
+    guesses.acceptance = 0.05
+    counts = [sum(run_in_turns([ModelDrafts(guesses, 10)], 40, truth=3)) for _ in range(200)]
+    assert counts[-1] > 40
+
+
+def test_of_a_sequence_too_long_for_the_draft_model_nothing_is_wanted_any_more():
+    model = drafts(acceptance=0.9)
+    assert wanted(model) > 0
+    model.receive([])
+    assert not any(run_in_turns([model], 4 * PROBE_INTERVAL, truth=3))

@@ -1,0 +1,41 @@
+"""The options about a draft model: they become a part of the topology, or an error that names the option."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from orca_contract.topology import ModelSpec
+from orca_master.commands.model_options import add_model_options, model_spec
+from orca_master.commands.options import add_engine_options
+from orca_master.errors import ConfigurationError
+
+
+def spec_of(*options: str) -> ModelSpec:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    add_engine_options(parser)
+    return model_spec(parser.parse_args(options), "/m", "m", "cpu")
+
+
+def test_no_draft_model_by_default():
+    assert spec_of("--speculative-tokens", "4").draft_path is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "path"), [("/models/draft/", "/models/draft"), ("draft", str(Path.cwd() / "draft"))]
+)
+def test_the_path_of_a_draft_model_is_absolute(folder, path):
+    assert spec_of("--speculative-model", folder, "--speculative-tokens", "4").draft_path == path
+
+
+@pytest.mark.parametrize("tokens", [(), ("--speculative-tokens", "0")])
+def test_a_draft_model_needs_tokens_to_draft(tokens):
+    with pytest.raises(ConfigurationError, match=r"^--speculative-model: set --speculative-tokens N, the most tokens"):
+        spec_of("--speculative-model", "draft", *tokens)
+
+
+def test_a_path_that_no_topology_can_have_is_refused_by_its_option():
+    with pytest.raises(ConfigurationError, match=r"^--speculative-model: String should have at most 4096 "):
+        spec_of("--speculative-model", f"/{'a' * 4096}", "--speculative-tokens", "4")
