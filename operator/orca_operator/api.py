@@ -73,7 +73,8 @@ class Scheduler(Part):
     )
     speculative_tokens: Annotated[int, Field(ge=0, le=63)] | None = Field(
         None, description="Speculative decoding: maximum number of drafted tokens per request and iteration. Drafted "
-        "are the tokens that followed the same tokens earlier in prompt or answer. 0: none. Default: 0."
+        "are the tokens of model.draftPath, or without it those that followed the same tokens earlier in prompt or "
+        "answer. 0: none. Default: 0."
     )  # fmt: skip
 
 

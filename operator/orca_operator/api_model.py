@@ -66,6 +66,12 @@ class Model(Part):
     adapters: Annotated[list[Adapter], Field(max_length=MAX_ADAPTERS)] | None = Field(
         None, description="Adapters (LoRA) that are served beside the model."
     )
+    draft_path: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")] | None = Field(
+        None,
+        description="Speculative decoding: directory of a smaller model with the same tokens, which drafts up to "
+        "scheduler.speculativeTokens tokens per request and iteration: a path below the model's folder, for pvc://, "
+        "oci:// and file:// models, or an absolute path in the workers' pods.",
+    )
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Maximum sequence length in tokens; the model's own by default."
     )

@@ -35,6 +35,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--recovery-timeout": "recoveryPolicy.recoveryTimeoutSeconds",
     "--resume-window": "master.journal.resumeWindowSeconds",
     "--scheduling-policy": "scheduler.policy",
+    "--speculative-model": "model.draftPath",
     "--speculative-tokens": "scheduler.speculativeTokens",
     "--stall-timeout": "recoveryPolicy.stallTimeoutSeconds",
     "--target-itl": "scheduler.targetItlMilliseconds",

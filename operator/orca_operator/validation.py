@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca_contract import rank_environment
-from orca_contract.model_choices import adapters_refusal
 from orca_contract.reasons import Reason
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
 from orca_operator.api import Spec
-from orca_operator.api_model import OCI_URI, S3_URI
 from orca_operator.device_rules import DEVICE_RULES
+from orca_operator.model_rules import MODEL_RULES
 from orca_operator.names import LONGEST_NAME
 from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
 from orca_operator.pod_overlay import refusals
@@ -35,7 +34,6 @@ LABEL_KEY = f"^({DOMAIN}/)?{KEY_NAME}$"
 ANNOTATION_KEY = f"^({DOMAIN.replace('a-z', 'A-Za-z')}/)?{KEY_NAME}$"
 RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-{KEY_NAME}|{DOMAIN}/{KEY_NAME})$"
 LONGEST_DOMAIN = 253
-DOWNLOADED = ("hf://", "s3://")
 
 
 class RejectedError(Exception):
@@ -95,74 +93,7 @@ RULES = (
         f"must be at most {LONGEST_NAME} characters, so that the names of its pods fit",
         lambda name, spec: len(name) <= LONGEST_NAME,
     ),
-    Rule(
-        "model",
-        "!self.uri.contains('..')",
-        "model.uri",
-        "must not contain ..",
-        lambda name, spec: ".." not in spec.model.uri,
-    ),
-    Rule(
-        "model",
-        f"!self.uri.startsWith('oci://') || self.uri.matches('{OCI_URI}')",
-        "model.uri",
-        "must be oci://IMAGE, or with a path oci://IMAGE:TAG/PATH or oci://IMAGE@sha256:DIGEST/PATH",
-        lambda name, spec: not spec.model.uri.startswith("oci://") or re.match(OCI_URI, spec.model.uri) is not None,
-    ),
-    Rule(
-        "model",
-        f"!self.uri.startsWith('s3://') || self.uri.matches('{S3_URI}')",
-        "model.uri",
-        "must be s3://BUCKET/PREFIX",
-        lambda name, spec: not spec.model.uri.startswith("s3://") or re.match(S3_URI, spec.model.uri) is not None,
-    ),
-    Rule(
-        "model",
-        "!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
-        "model.cache",
-        "is for hf:// and s3:// models: others are not downloaded",
-        lambda name, spec: spec.model.cache is None or spec.model.uri.startswith(DOWNLOADED),
-    ),
-    Rule(
-        "model",
-        "!has(self.adapters) || self.adapters.all(a, self.adapters.exists_one(b, b.name == a.name))",
-        "model.adapters",
-        "must have different names",
-        lambda name, spec: not adapters_refusal([], [adapter.name for adapter in spec.model.adapters or ()]),
-    ),
-    Rule(
-        "model",
-        "!has(self.adapters) || !(self.uri.startsWith('hf://') || self.uri.startsWith('s3://')) "
-        "|| self.adapters.all(a, a.path.startsWith('/'))",
-        "model.adapters",
-        "must have absolute paths with hf:// and s3:// models, of which only the model is downloaded",
-        lambda name, spec: (
-            not spec.model.uri.startswith(DOWNLOADED)
-            or all(adapter.path.startswith("/") for adapter in spec.model.adapters or ())
-        ),
-    ),
-    Rule(
-        None,
-        "!has(self.spec.model.adapters) || self.spec.model.adapters.all(a, "
-        "a.name != (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
-        "spec.model.adapters",
-        "must not have the model's name",
-        lambda name, spec: all(adapter.name != (spec.model.name or name) for adapter in spec.model.adapters or ()),
-    ),
-    Rule(
-        "model",
-        "!has(self.revision) || self.uri.startsWith('hf://')",
-        "model.revision",
-        "is for hf:// models: others have no revisions",
-        lambda name, spec: spec.model.revision is None or spec.model.uri.startswith("hf://"),
-    ),
-    Rule(
-        "model",
-        "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
-        "model.secretRef",
-        "is for hf:// and s3:// models: others are not downloaded",
-        lambda name, spec: spec.model.secret_ref is None or spec.model.uri.startswith(DOWNLOADED),
-    ),
+    *MODEL_RULES,
     Rule(
         "scheduler",
         "self.tokenBudget >= self.maxBatchSize",

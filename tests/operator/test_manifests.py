@@ -130,6 +130,28 @@ def test_only_workers_on_gpus_get_some(backend, device, on_gpus):
     )
 
 
+@pytest.mark.parametrize(
+    ("uri", "draft_path", "path"),
+    [
+        ("file:///models/demo", None, None),
+        ("file:///models/demo", "draft", "/models/demo/draft"),
+        ("file:///models/demo", "/drafts/a", "/drafts/a"),
+        ("pvc://claim/llama", "draft", "/models/volume/llama/draft"),
+        ("hf://a/b", "/drafts/a", "/drafts/a"),
+    ],
+)
+def test_the_topology_has_the_draft_model_by_its_path_in_the_pods(uri, draft_path, path):
+    model = {"uri": uri} | ({"draftPath": draft_path} if draft_path else {})
+    (boot,) = (
+        found
+        for found in manifests(merged(MINIMAL, model=model, scheduler={"speculativeTokens": 4}))
+        if "topology.json" in found.get("data", {})
+    )
+    written = json.loads(boot["data"]["topology.json"])["model"]
+    assert written.get("draftPath") == path, "masters of older versions know no draft model"
+    assert yaml.safe_load(boot["data"]["master.yaml"])["speculative-tokens"] == 4
+
+
 def pod_specs(spec: dict) -> list[dict]:
     return [
         manifest["spec"]["template"]["spec"]

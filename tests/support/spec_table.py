@@ -10,6 +10,7 @@ Row = tuple[str, dict[str, Any], str | None]
 
 HUB = {"uri": "hf://a/b"}
 FILE = MINIMAL["model"]
+DRAFTS = {"speculativeTokens": 4}
 LONG = "a" * 64
 
 
@@ -108,6 +109,9 @@ FIELDS: list[Row] = [
     demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "Mine"}),
     demo("spec.tls.issuerRef.name", tls={"mode": "certManager", "issuerRef": {}}),
     ("demo", {"model": {**FILE, "kvCacheDtype": "fp8"}}, "spec.model.kvCacheDtype"),
+    demo("spec.model.draftPath", model={**FILE, "draftPath": ""}, scheduler=DRAFTS),
+    demo("spec.model.draftPath", model={**FILE, "draftPath": "x\0"}, scheduler=DRAFTS),
+    demo("spec.model.draftPath", model={**FILE, "draftPath": "x" * 1025}, scheduler=DRAFTS),
 ]
 """Types, bounds, patterns and required fields of ORCA's own API."""
 
@@ -392,6 +396,13 @@ RULES: list[Row] = [
         communication={"backend": "gloo"},
         model={**FILE, "kvCacheDtype": "int8"},
     ),
+    demo(model={**FILE, "draftPath": "draft"}, scheduler=DRAFTS),
+    demo(model={**HUB, "draftPath": "/draft"}, scheduler=DRAFTS),
+    demo("spec.model.draftPath", model={**HUB, "draftPath": "draft"}, scheduler=DRAFTS),
+    demo("spec.model.draftPath", model={"uri": "s3://bucket/a", "draftPath": "draft"}, scheduler=DRAFTS),
+    demo("spec.model.draftPath", model={**FILE, "draftPath": "draft"}),
+    demo("spec.model.draftPath", model={**FILE, "draftPath": "draft"}, scheduler={"speculativeTokens": 0}),
+    demo("spec.master.extraArgs", master={"extraArgs": ["--speculative-model=/draft"]}),
 ]
 """Rules beyond a schema: each has a row that breaks only this rule."""
 

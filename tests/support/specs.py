@@ -20,6 +20,7 @@ OTHER_VALUES: dict[str, Any] = {
     "master.journal": Journal(),
     "master.pod_template": PodTemplate(spec={"hostNetwork": True}),
     "model.adapters": [Adapter(name="other", path="other")],
+    "model.draft_path": "/other",
     "model.cache": Cache(size_limit="1Gi"),
     "model.max_model_len": 99,
     "model.secret_ref": SecretKey(name="other"),

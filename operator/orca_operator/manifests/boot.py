@@ -74,6 +74,7 @@ def _topology(context: Context, pipelines: int) -> Topology:
                 AdapterSpec(name=adapter.name, path=posixpath.join(source.path, adapter.path))
                 for adapter in spec.model.adapters or ()
             ],
+            draft_path=spec.model.draft_path and posixpath.join(source.path, spec.model.draft_path),
         ),
         pipeline_parallel_size=spec.parallelism.pipeline_parallel_size,
         tensor_parallel_size=spec.parallelism.tensor_parallel_size,
