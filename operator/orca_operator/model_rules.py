@@ -10,6 +10,8 @@ from orca_operator.api_model import OCI_URI, S3_URI
 from orca_operator.rule import Rule
 
 DOWNLOADED = ("hf://", "s3://")
+IS_DOWNLOADED = "(self.uri.startsWith('hf://') || self.uri.startsWith('s3://'))"
+"""In CEL."""
 
 MODEL_RULES = (
     Rule(
@@ -35,7 +37,7 @@ MODEL_RULES = (
     ),
     Rule(
         "model",
-        "!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
+        f"!has(self.cache) || {IS_DOWNLOADED}",
         "model.cache",
         "is for hf:// and s3:// models: others are not downloaded",
         lambda name, spec: spec.model.cache is None or spec.model.uri.startswith(DOWNLOADED),
@@ -49,8 +51,7 @@ MODEL_RULES = (
     ),
     Rule(
         "model",
-        "!has(self.adapters) || !(self.uri.startsWith('hf://') || self.uri.startsWith('s3://')) "
-        "|| self.adapters.all(a, a.path.startsWith('/'))",
+        f"!has(self.adapters) || !{IS_DOWNLOADED} || self.adapters.all(a, a.path.startsWith('/'))",
         "model.adapters",
         "must have absolute paths with hf:// and s3:// models, of which only the model is downloaded",
         lambda name, spec: (
@@ -68,8 +69,7 @@ MODEL_RULES = (
     ),
     Rule(
         "model",
-        "!has(self.draftPath) || !(self.uri.startsWith('hf://') || self.uri.startsWith('s3://')) "
-        "|| self.draftPath.startsWith('/')",
+        f"!has(self.draftPath) || !{IS_DOWNLOADED} || self.draftPath.startsWith('/')",
         "model.draftPath",
         "must be absolute with hf:// and s3:// models, of which only the model is downloaded",
         lambda name, spec: (
@@ -95,7 +95,7 @@ MODEL_RULES = (
     ),
     Rule(
         "model",
-        "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
+        f"!has(self.secretRef) || {IS_DOWNLOADED}",
         "model.secretRef",
         "is for hf:// and s3:// models: others are not downloaded",
         lambda name, spec: spec.model.secret_ref is None or spec.model.uri.startswith(DOWNLOADED),

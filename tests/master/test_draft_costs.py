@@ -12,7 +12,7 @@ def test_the_more_a_row_and_a_step_cost_the_surer_a_draft_must_be():
     assert DraftCosts(row=0.01).least_acceptance(1) == LEAST_ACCEPTANCE
     assert DraftCosts(row=0.16).least_acceptance(16) == pytest.approx(2.56 / 3.56)
     assert DraftCosts(row=1.0).least_acceptance(16) < 1
-    assert DraftCosts(row=0.1, step=0.5).least_acceptance(1, is_drafted=False) == pytest.approx(0.6 / 1.1)
+    assert DraftCosts(row=0.1, step=0.5).least_acceptance_of_step(1) == pytest.approx(0.6 / 1.1)
     assert DraftCosts(row=0.1, step=0.5).least_acceptance(1) == LEAST_ACCEPTANCE
 
 

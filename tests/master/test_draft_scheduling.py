@@ -26,13 +26,10 @@ from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker.draft_rows import DraftRows
 from orca_worker.rows import RowTable
+from support.token_pools import alone, new_pool, next_token, read
 
 Drafted = list[tuple[int, list[int]]]
 """Index of an entry and the tokens drafted behind it."""
-
-
-def next_token(known: list[int]) -> int:
-    return (sum((index + 3) * token for index, token in enumerate(known)) * 31 + len(known)) % 97 % 9
 
 
 def drafted_token(known: list[int]) -> int:
@@ -40,33 +37,21 @@ def drafted_token(known: list[int]) -> int:
     return next_token(known) if len(known) % 5 else (next_token(known) + 1) % 9
 
 
-def alone(request: Request) -> list[int]:
-    generated: list[int] = []
-    while len(generated) < request.max_gen_tokens and request.stop_token_ids.isdisjoint(generated):
-        generated.append(next_token([*request.prompt, *generated]))
-    return generated
-
-
 class Worker:
     """Computes iterations in their order; its draft model computes at most `most` tokens in a first step."""
 
     def __init__(self, num_blocks: int, longest: int, most: int) -> None:
         self.table, self.rows, self.most = RowTable(512, torch.device("cpu")), DraftRows(longest), most
-        self.pool, self.draft_pool = (torch.full((num_blocks * BLOCK_SIZE,), -1) for _ in range(2))
+        self.pool, self.draft_pool = new_pool(num_blocks), new_pool(num_blocks)
 
     def read(self, iteration: pb.Iteration, pool: torch.Tensor) -> list[list[int]]:
         """Write an iteration's tokens to a pool; return the tokens of each row that samples, as the pool has them."""
         batch = self.table.batch(iteration)
-        pool[batch.ragged.slots] = batch.tokens
-        read = []
-        for index, samples in enumerate(iteration.sample):
-            length = int(batch.ragged.context_length[index]) + iteration.num_tokens[index]
-            blocks = batch.ragged.block_table[index][:, None] * BLOCK_SIZE
-            slots = (blocks + torch.arange(BLOCK_SIZE)).flatten()[:length]
-            read += [pool[slots].tolist()] * samples
+        known = read(batch, list(iteration.num_tokens), pool)
+        sampling = [each for each, samples in zip(known, iteration.sample, strict=True) if samples]
         if pool is self.pool:
-            self.table.keep_sampled(batch, torch.tensor([next_token(each) for each in read], dtype=torch.int64))
-        return read
+            self.table.keep_sampled(batch, torch.tensor([next_token(each) for each in sampling], dtype=torch.int64))
+        return sampling
 
     def compute(self, iteration: pb.Iteration) -> tuple[list[int], Drafted]:
         sampled = [next_token(known) for known in self.read(iteration, self.pool)]

@@ -26,21 +26,10 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker.rows import RowTable
 from support.draft_oracle import DraftOracle, ModelOracle, draft_after
+from support.token_pools import alone, new_pool, next_token, read
 
 STOP = 0
 SWITCHES = (*LEDGERS, *POLICIES)
-
-
-def next_token(known: list[int]) -> int:
-    """Return a model: about one token in nine ends its sequence."""
-    return (sum((index + 3) * token for index, token in enumerate(known)) * 31 + len(known)) % 97 % 9
-
-
-def alone(request: Request) -> list[int]:
-    generated: list[int] = []
-    while len(generated) < request.max_gen_tokens and request.stop_token_ids.isdisjoint(generated):
-        generated.append(next_token([*request.prompt, *generated]))
-    return generated
 
 
 class Worker:
@@ -48,18 +37,12 @@ class Worker:
 
     def __init__(self, num_blocks: int) -> None:
         self.rows = RowTable(256, torch.device("cpu"))
-        self.memory = torch.full((num_blocks * BLOCK_SIZE,), -1)
+        self.pool = new_pool(num_blocks)
 
     def compute(self, iteration: pb.Iteration) -> list[int]:
         batch = self.rows.batch(iteration)
-        ragged = batch.ragged
-        self.memory[ragged.slots] = batch.tokens
-        tokens = []
-        for index, samples in enumerate(iteration.sample):
-            length = int(ragged.context_length[index]) + iteration.num_tokens[index]
-            slots = (ragged.block_table[index][:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:length]
-            if samples:
-                tokens.append(next_token(self.memory[slots].tolist()))
+        known = read(batch, list(iteration.num_tokens), self.pool)
+        tokens = [next_token(each) for each, samples in zip(known, iteration.sample, strict=True) if samples]
         self.rows.keep_sampled(batch, torch.tensor(tokens, dtype=torch.int64))
         return tokens
 

@@ -6,16 +6,16 @@ import sys
 import time
 
 from orca_worker import rank
-from orca_worker.stage import Stage
+from orca_worker.recorded_layers import RecordedLayers
 
 seconds = float(sys.argv.pop(1))
-run_layers = Stage.run_layers
+run = RecordedLayers.run
 
 
 def slow(self, batch, hidden):
     time.sleep(seconds)
-    return run_layers(self, batch, hidden)
+    return run(self, batch, hidden)
 
 
-Stage.run_layers = slow
+RecordedLayers.run = slow
 rank.run_as_process()

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from orca_worker import rank
-from orca_worker.stage import Stage
+from orca_worker.recorded_layers import RecordedLayers
 
 folder = Path(sys.argv.pop(1))
-run_layers = Stage.run_layers
+run = RecordedLayers.run
 CALLS = (
     "isend", "irecv", "send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
     "reduce_scatter", "all_to_all", "barrier", "batch_isend_irecv", "all_gather_into_tensor", "send_object_list",
@@ -43,10 +43,10 @@ def blocked(self, batch, hidden):
             if time.monotonic() > deadline:
                 raise TimeoutError("the test did not release the rank")
             time.sleep(0.01)
-    return run_layers(self, batch, hidden)
+    return run(self, batch, hidden)
 
 
 for call_name in CALLS:
     setattr(dist, call_name, record(call_name))
-Stage.run_layers = blocked
+RecordedLayers.run = blocked
 rank.run_as_process()

@@ -10,6 +10,7 @@ import torch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 from orca_worker.loaded_partition import LoadedPartition
+from orca_worker.recorded_layers import RecordedLayers
 from orca_worker.rows import IterationBatch
 from orca_worker.stage import Stage
 from support.checkpoints import make_prompts
@@ -95,9 +96,9 @@ def test_decode_graphs_are_dropped_before_the_group_that_they_refer_to(checkpoin
 
     class Plane:
         def close(self) -> None:
-            graphs_at_the_end.append(stage._decode_graphs)
+            graphs_at_the_end.append(stage._layers._graphs)
 
-    stage._decode_graphs, stage._data_plane = cast(Any, object()), cast(Any, Plane())
+    stage._layers._graphs, stage._data_plane = cast(Any, object()), cast(Any, Plane())
     stage.close()
     assert graphs_at_the_end == [None]
 
@@ -124,8 +125,8 @@ def test_a_gpu_records_all_sizes_before_it_serves_with_a_new_recorder_each_time(
     for number in (1, 2):
         on_gpu.prepare(number)
         on_gpu.allocate(BLOCKS)
-        assert on_gpu._decode_graphs is not None
-        assert sorted(on_gpu._decode_graphs._graphs) == [1, 2]
+        assert on_gpu._layers._graphs is not None
+        assert sorted(on_gpu._layers._graphs._graphs) == [1, 2]
         assert len(recorders) == number
     assert on_gpu.graphs_refused == ""
 
@@ -133,13 +134,13 @@ def test_a_gpu_records_all_sizes_before_it_serves_with_a_new_recorder_each_time(
 def test_a_gpu_warms_up_the_kernels_of_long_contexts(on_gpu, monkeypatch):
     """They are compiled at their first use."""
     batches = []
-    run_layers = Stage.run_layers
+    run = RecordedLayers.run
 
-    def noted(self: Stage, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+    def noted(self: RecordedLayers, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         batches.append((len(batch.tokens), batch.ragged.context_length.tolist()))
-        return run_layers(self, batch, hidden)
+        return run(self, batch, hidden)
 
-    monkeypatch.setattr(Stage, "run_layers", noted)
+    monkeypatch.setattr(RecordedLayers, "run", noted)
     on_gpu.warmup(pb.WarmupRequest(max_tokens=8, memory_utilization=0.1))
     assert batches == [(8, [0]), (1, [on_gpu.facts().max_model_len - 1])]
 

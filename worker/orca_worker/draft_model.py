@@ -14,22 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from orca_contract.kv_blocks import BLOCK_SIZE
-from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.device_clock import DeviceClock
 from orca_worker.device_copies import HostCopies
 from orca_worker.draft_rows import DraftRows
 from orca_worker.errors import ModelError
-from orca_worker.layers import PagedAttention
 from orca_worker.load_request import draft_request
 from orca_worker.loaded_partition import LoadedPartition, load_partition
 from orca_worker.model_config import read_model_config
-from orca_worker.rows import IterationBatch, LastTokens, RowTable
+from orca_worker.recorded_layers import RecordedLayers
+from orca_worker.rows import RowTable
 from orca_worker.sampler import Sampler
-from orca_worker.warm_up import warm_up_iterations
 
 MOST_PADDING = 1024
 """Largest difference of two vocabularies that are the same but for unused tokens at the end."""
@@ -56,41 +52,21 @@ class DraftModel:
         wanted.dtype = str(target.dtype).removeprefix("torch.")
         wanted.max_model_len = min(target.max_model_len, config.max_positions)
         self._loaded = load_partition(wanted, target.group.rank, on_read, target.group)
+        self.layers = RecordedLayers(self._loaded)
         self._vocabulary = target.config.vocabulary_size
         self._copies = HostCopies(target.device)
-        self._graphs: DecodeGraphs | None = None
         self._most_tokens = 0
         self.reset()
-
-    @property
-    def attentions(self) -> list[PagedAttention]:
-        """The attentions of the layers; each needs pools."""
-        return self._loaded.model.attentions()
 
     def reset(self) -> None:
         """Forget all rows."""
         self._rows = DraftRows(self._loaded.max_model_len)
         self._unread: deque[tuple[pb.Iteration, Callable[[], list[torch.Tensor]]]] = deque()
 
-    def drop_graphs(self) -> None:
-        """Drop the recorded iterations, which refer to the pools and to the process group."""
-        self._graphs = None
-
-    def record(self, num_blocks: int, runs_ahead: bool) -> None:
-        """Record decode iterations over pools of `num_blocks` blocks and one for padding rows."""
-        if (recorder := self._loaded.recorder()) is None:
-            return
-        padding = PaddingRows(num_blocks, -(-self._loaded.max_model_len // BLOCK_SIZE))
-        self._graphs = DecodeGraphs(self._forward, padding, self._loaded.device, *recorder)
-        if runs_ahead:
-            self._graphs.record_all(None)
-
-    def warm_up(self, max_tokens: int, allocate: Callable[[int], None], runs_ahead: bool) -> None:
-        """Run the largest iteration; `allocate` makes pools of a number of blocks at least."""
+    def run_largest(self, max_tokens: int, grow: Callable[[int], None], on_cpu: bool) -> None:
+        """Run the largest iteration, which has a part of the model's `max_tokens`: see RecordedLayers.run_largest."""
         self._most_tokens = min(max_tokens, MOST_CAUGHT_UP)
-        for iteration in warm_up_iterations(self._most_tokens, self._loaded.max_model_len, not runs_ahead):
-            allocate(max(iteration.new_block) + 1)
-            self._sample(iteration, RowTable(self._loaded.max_model_len, self._loaded.device), self._loaded.sampler())
+        self.layers.run_largest(self._most_tokens, grow, on_cpu)
 
     def note(self, iteration: pb.Iteration, sampled: torch.Tensor) -> None:
         """Note an iteration of the model, and the tokens [K] that it sampled; every rank has them."""
@@ -122,10 +98,14 @@ class DraftModel:
         return write
 
     def _sample(self, iteration: pb.Iteration, table: RowTable, sampler: Sampler) -> list[int]:
-        """Compute an iteration of the draft model; return the sampled tokens."""
+        """Compute an iteration of the draft model; return the sampled tokens.
+
+        The model's tokens that the draft model lacks are replaced by its last token.
+        """
         is_first = self._loaded.group.rank == 0  # only rank 0 has all columns of the logits
         batch = table.batch(iteration, sampler.parameters) if is_first else table.batch(iteration)
-        output = self._run(batch)
+        known = batch.tokens.clamp(max=self._loaded.config.vocabulary_size - 1)
+        output = self.layers.run(replace(batch, tokens=known, adapters=None), None)  # adapters are the model's
         if not len(batch.rows):
             return []
         logits = self._loaded.model.logits(output)
@@ -134,24 +114,6 @@ class DraftModel:
         else:
             tokens = torch.zeros(len(batch.rows), dtype=torch.int64, device=self._loaded.device)
         return self._loaded.group.from_first(tokens).tolist()
-
-    def _run(self, batch: IterationBatch) -> torch.Tensor:
-        """Compute the layers; adapters are the model's."""
-        known = batch.tokens.clamp(max=self._loaded.config.vocabulary_size - 1)
-        batch = replace(batch, tokens=known, adapters=None)
-        if self._graphs is not None and self._graphs.accepts(batch):
-            return self._graphs.run(batch, None)
-        return self._forward(batch.tokens, batch.ragged, None, batch.last)
-
-    def _forward(
-        self,
-        tokens: torch.Tensor,
-        ragged: RaggedBatch,
-        _hidden: torch.Tensor | None,
-        last: LastTokens | None = None,
-    ) -> torch.Tensor:
-        model = self._loaded.model
-        return model(model.embed(tokens, ragged), ragged, last)
 
     def _fit(self, logits: torch.Tensor) -> torch.Tensor:
         """Cut or extend logits [K, tokens] to the model's vocabulary; a token that they lack is never sampled."""

@@ -54,13 +54,16 @@ class Head:
         return batch
 
     def read(self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch) -> Iterator[Write]:
-        """Start what follows from the layers' rows `output`; yield functions that wait and write it to a result."""
+        """Start what follows from the layers' `output` [rows, H]; yield functions that wait and write it to a result.
+
+        The rows are those of LastTokens, or of all tokens.
+        """
         model = self._loaded.model
         if batch.prompt is not None:
             copies, size = self._copies if self._samples else None, self._loaded.config.vocabulary_size
             yield from start_prompt_results(model, output, batch.prompt, iteration, size, copies)
             output = output[batch.prompt.sampling]
-        tokens = batch.rows  # of the same shape and type, if no row samples or another rank does
+        tokens = torch.zeros_like(batch.rows)  # what ranks without all columns add to rank 0's
         if len(batch.rows):
             logits = model.logits(output)
             if self._samples:
@@ -68,8 +71,6 @@ class Head:
                 sampled = self._sampler.sample(logits, iteration, batch)
                 on_host, tokens = self._copies.start(*sampled.results), sampled.tokens
                 yield lambda result: sampled.write(on_host(), result)
-            else:
-                tokens = torch.zeros_like(batch.rows)
             if model.spec.first or self._draft_model is not None:
                 tokens = self._loaded.group.from_first(tokens)
             if model.spec.first:  # the next iteration may have been sent already, without these tokens

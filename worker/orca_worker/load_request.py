@@ -1,4 +1,4 @@
-"""Checks of a Load request that do not need the model's files."""
+"""Checks of a Load request that do not need the model's files, and the request that loads its draft model."""
 
 from __future__ import annotations
 

@@ -74,6 +74,12 @@ class LoadedPartition:
             return self.kernels.calls, CPU_SIZES
         return None
 
+    def no_activations(self, num_tokens: int) -> torch.Tensor | None:
+        """Return zeros [num_tokens, H] in place of the activations of the previous partition; None on the first."""
+        if self.model.spec.first:
+            return None
+        return torch.zeros(num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device)
+
     def sampler(self) -> Sampler:
         """Return a new sampler."""
         if isinstance(self.kernels, CudaKernels):

@@ -12,12 +12,10 @@ from collections.abc import Callable
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.cpu.heap import return_freed_memory
-from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.changing_adapters import ChangingAdapters
 from orca_worker.data_plane import DataPlane
-from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.device_clock import DeviceClock
 from orca_worker.device_copies import HostCopies
 from orca_worker.devices import sharing_ranks
@@ -29,10 +27,10 @@ from orca_worker.kv_pools import KvPools
 from orca_worker.load_request import all_reduce, has_draft_model
 from orca_worker.loaded_partition import load_partition
 from orca_worker.memory import blocks_that_fit, free_memory
+from orca_worker.recorded_layers import RecordedLayers
 from orca_worker.rendezvous_store import RendezvousStore
-from orca_worker.rows import IterationBatch, LastTokens, RowTable
+from orca_worker.rows import RowTable
 from orca_worker.token_masks import TokenMasks
-from orca_worker.warm_up import warm_up_iterations
 
 
 class Stage:
@@ -47,13 +45,13 @@ class Stage:
         self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
         self.adapters = ChangingAdapters(loaded)
+        self._layers = RecordedLayers(loaded)
         self._draft_model = DraftModel(request, loaded, on_read) if has_draft_model(request) else None
         self._host_copies, self._clock = HostCopies(self._device), DeviceClock(self._device)
         self._reset_rows()
-        drafting = self._draft_model.attentions if self._draft_model is not None else ()
-        self._pools = KvPools((*self._model.attentions(), *drafting), self._dtype, self._device)
+        attentions = [attention for layers in self._all_layers for attention in layers.attentions]
+        self._pools = KvPools(attentions, self._dtype, self._device)
         self._fitting: dict[tuple[int, float], tuple[int, str]] = {}
-        self._decode_graphs: DecodeGraphs | None = None
         self._data_plane: DataPlane | None = None
         self._epoch = 0
 
@@ -65,7 +63,7 @@ class Stage:
     @property
     def graphs_refused(self) -> str:
         """Why decode iterations could not be recorded and run eagerly; empty if they are recorded, or need not be."""
-        return "" if self._decode_graphs is None else self._decode_graphs.refusal
+        return next(filter(None, (layers.refusal for layers in self._all_layers)), "")
 
     def facts(self) -> pb.ModelFacts:
         """Return the facts of the model that the master needs."""
@@ -79,7 +77,7 @@ class Stage:
 
     def close(self) -> None:
         """Leave the process group. The stage's memory is freed with the last reference to the stage."""
-        self._drop_graphs()  # first: the end of a group of NCCL waits for graphs that refer to the group
+        self._drop_recordings()  # first: the end of a group of NCCL waits for graphs that refer to the group
         if self._data_plane is not None:
             self._data_plane.close()
         self._data_plane = None
@@ -128,7 +126,7 @@ class Stage:
         return self._fitting[limits]
 
     def _measure(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        self._drop_graphs()  # they refer to pools of other limits, which must not count as used
+        self._drop_recordings()  # they refer to pools of other limits, which must not count as used
         self._pools.allocate(0)
         return_freed_memory()
         torch.cuda.empty_cache()  # no-op without CUDA
@@ -149,19 +147,14 @@ class Stage:
 
         With `LoadRequest.deterministic` raises ModelError if the self-test fails.
         """
-        self._drop_graphs()  # they refer to the old pools
+        self._drop_recordings()  # they refer to the old pools
         self._pools.allocate(num_blocks + 1)  # the last block is for padding rows
-        if (recorder := self._loaded.recorder()) is not None:
-            padding = PaddingRows(num_blocks, -(-self._max_model_len // BLOCK_SIZE))
-            self._decode_graphs = DecodeGraphs(self._forward, padding, self._device, *recorder)
+        for layers in self._all_layers:
+            layers.begin_recordings(num_blocks)
             if self.runs_ahead:
-                with torch.inference_mode():
-                    self._decode_graphs.record_all(self._no_activations(1))
-        if self._draft_model is not None:
-            with torch.inference_mode():
-                self._draft_model.record(num_blocks, self.runs_ahead)
+                layers.record_all()
         if self._request.deterministic:
-            self_test_partition(self._run_partition, self._loaded, num_blocks)
+            self_test_partition(self._layers.run_partition, self._loaded, num_blocks)
 
     def expect(self, iteration: pb.Iteration) -> bool:
         """Post the receive of an iteration's activations early, in the order of `execute`; keep masks, return False."""
@@ -192,7 +185,7 @@ class Stage:
             graphs_refused=bool(self.graphs_refused),
         )
         started = self._clock.mark()
-        output = self.run_layers(batch, hidden)
+        output = self._layers.run(batch, hidden)
         if self._head is None:
             self._plane().send(output, self._request.tensor_parallel_size)
         writes = [] if self._head is None else list(self._head.read(output, iteration, batch))
@@ -209,29 +202,6 @@ class Stage:
 
         return reply
 
-    def run_layers(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Embed the tokens on the first partition, then run the layers: see ModelPartition.__call__."""
-        self._model.adapters.select(batch.adapters)
-        if self._decode_graphs is not None and self._decode_graphs.accepts(batch):
-            return self._decode_graphs.run(batch, hidden)
-        return self._forward(batch.tokens, batch.ragged, hidden, batch.last if self._model.spec.last else None)
-
-    def _forward(
-        self,
-        tokens: torch.Tensor,
-        ragged: RaggedBatch,
-        hidden: torch.Tensor | None,
-        last: LastTokens | None = None,
-    ) -> torch.Tensor:
-        if hidden is None:
-            hidden = self._model.embed(tokens, ragged)
-        return self._model(hidden, ragged, last)
-
-    def _run_partition(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Run the layers, and on the last partition the head: activations, or logits."""
-        output = self.run_layers(batch, hidden)
-        return self._model.logits(output) if self._model.spec.last else output
-
     def _reset_rows(self) -> None:
         self._model.adapters.select(None)
         self.masks = TokenMasks(self._model.spec.last and self._group.rank == 0)
@@ -241,10 +211,14 @@ class Stage:
             copies, clock = self._host_copies, self._clock
             self._head = Head(self._loaded, self._rows, self.masks, copies, clock, self._draft_model)
 
-    def _drop_graphs(self) -> None:
-        self._decode_graphs = None
-        if self._draft_model is not None:
-            self._draft_model.drop_graphs()
+    @property
+    def _all_layers(self) -> list[RecordedLayers]:
+        """The partition's, and those of the draft model."""
+        return [self._layers] if self._draft_model is None else [self._layers, self._draft_model.layers]
+
+    def _drop_recordings(self) -> None:
+        for layers in self._all_layers:
+            layers.drop_recordings()
 
     def _post(self, plane: DataPlane, iteration: pb.Iteration) -> None:
         shape = (len(iteration.token), self._config.hidden_size)
@@ -255,22 +229,8 @@ class Stage:
             raise RankError("no group has been formed")
         return self._data_plane
 
-    @torch.inference_mode()
     def _run_largest(self, max_tokens: int) -> None:
         """Run the largest iteration without other partitions: in the pools, or in temporary pools."""
-        for iteration in warm_up_iterations(max_tokens, self._max_model_len, not self.runs_ahead):
-            self._pools.grow(max(iteration.new_block) + 1)
-            sampler = self._loaded.sampler()
-            batch = RowTable(self._max_model_len, self._device).batch(iteration, sampler.parameters)
-            logits = self._run_partition(batch, self._no_activations(len(batch.tokens)))
-            if self._model.spec.last and self._group.rank == 0:
-                sampler.observe(iteration, batch)
-                sampler.sample(logits, iteration, batch)
+        self._layers.run_largest(max_tokens, self._pools.grow, not self.runs_ahead)
         if self._draft_model is not None:
-            self._draft_model.warm_up(max_tokens, self._pools.grow, self.runs_ahead)
-
-    def _no_activations(self, num_tokens: int) -> torch.Tensor | None:
-        """Return zeros in place of the activations of the previous partition; None on the first."""
-        if self._model.spec.first:
-            return None
-        return torch.zeros(num_tokens, self._config.hidden_size, dtype=self._dtype, device=self._device)
+            self._draft_model.run_largest(max_tokens, self._pools.grow, not self.runs_ahead)

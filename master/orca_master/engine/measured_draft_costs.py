@@ -23,17 +23,32 @@ MOST_INPUTS = 4
 
 
 class MeasuredDraftCosts:
-    """`costs`: as measured, each from LEAST to MOST; before that, the defaults."""
+    """Measures iterations; see DraftCosts."""
 
     def __init__(self) -> None:
-        self.costs = DraftCosts()
         self._line = MovingLine()
+        self._row: float | None = None
+        """In parts of an iteration without rows; None as long as it is not known, as the others."""
         self._constant: float | None = None
         """Seconds of an iteration without rows."""
         self._step: float | None = None
         """Seconds of a step."""
         self._caught_up: float | None = None
         """Seconds of a token that the draft model computes without drafting behind it."""
+
+    @property
+    def costs(self) -> DraftCosts:
+        """The costs of a row and of a step from LEAST to MOST, that of a token to catch up to MOST.
+
+        Those that are not known have their defaults.
+        """
+        default = DraftCosts()
+        row, step, caught_up = self._row, self._in_parts(self._step), self._in_parts(self._caught_up)
+        return DraftCosts(
+            default.row if row is None else _bounded(row),
+            default.step if step is None else _bounded(step),
+            default.caught_up if caught_up is None else min(MOST, caught_up),
+        )
 
     def note_rows(self, seconds: float, rows: int) -> None:
         """Add an iteration of `rows` generated or drafted tokens that took its pipeline `seconds`, without prompts."""
@@ -43,7 +58,7 @@ class MeasuredDraftCosts:
             return
         constant = self._line.constant(slope)
         self._constant = constant if constant > 0 else None
-        self._update(slope / constant if constant > 0 else MOST)
+        self._row = slope / constant if constant > 0 else MOST
 
     def note_drafting(self, result: pb.IterationResult) -> None:
         """Add the time of the draft model in an iteration.
@@ -56,14 +71,10 @@ class MeasuredDraftCosts:
         else:
             rest = max(0.0, seconds - num_steps * (self._step or 0.0))
             self._caught_up = _moved(self._caught_up, rest / result.num_caught_up)
-        self._update(self.costs.row)
 
-    def _update(self, row: float) -> None:
-        step, caught_up = self.costs.step, self.costs.caught_up
-        if self._constant is not None:
-            step = step if self._step is None else self._step / self._constant
-            caught_up = caught_up if self._caught_up is None else self._caught_up / self._constant
-        self.costs = DraftCosts(_bounded(row), _bounded(step), min(MOST, caught_up))
+    def _in_parts(self, seconds: float | None) -> float | None:
+        """Return a time in parts of an iteration without rows."""
+        return None if seconds is None or self._constant is None else seconds / self._constant
 
 
 def _bounded(cost: float) -> float:

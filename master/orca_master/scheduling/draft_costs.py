@@ -23,13 +23,13 @@ class DraftCosts:
     step: float = STEP_COST
     caught_up: float = ROW_COST * STEP_COST
 
-    def least_acceptance(self, rows: int, is_drafted: bool = True) -> float:
-        """Return the probability of acceptance from which on a drafted token pays beside `rows` others.
+    def least_acceptance(self, rows: int) -> float:
+        """Return the probability of acceptance from which on a drafted token pays beside `rows` others."""
+        return max(LEAST_ACCEPTANCE, self.row * rows / (1 + self.row * rows))
 
-        `is_drafted`: the token is known; else a step drafts a token for each of the rows.
-        """
-        step = 0.0 if is_drafted else self.step
-        return max(LEAST_ACCEPTANCE, (self.row * rows + step) / (1 + self.row * rows))
+    def least_acceptance_of_step(self, rows: int) -> float:
+        """Return the probability of acceptance from which on a step pays that drafts a token for each of `rows`."""
+        return max(LEAST_ACCEPTANCE, (self.row * rows + self.step) / (1 + self.row * rows))
 
     def gain(self, count: int, acceptance: float, rows: int) -> tuple[float, float]:
         """Return the accepted tokens of a draft of `count` tokens of one of `rows` rows, and the time that it saves."""

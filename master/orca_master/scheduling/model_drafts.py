@@ -84,7 +84,7 @@ class ModelDrafts:
         """See Drafter."""
         if self._is_too_long:
             return 0
-        if count := num_likely(self.acceptance, costs.least_acceptance(rows, is_drafted=False), most):
+        if count := num_likely(self.acceptance, costs.least_acceptance_of_step(rows), most):
             num_accepted, saved = costs.gain(count, self.acceptance, rows)
             num_iterations = num_left / (1 + num_accepted)
             num_behind = self.num_earlier + self._num_later
