@@ -6,19 +6,37 @@
 
 The K/V cache has the precision of the model, or OpenVINO's default on CPUs, unsigned integers of eight bits. With
 quantised weights OpenVINO's default also quantises activations to eight bits (DYNAMIC_QUANTIZATION_GROUP_SIZE).
+OpenVINO obeys `max_num_seqs` only without `dynamic_split_fuse`, its default, and otherwise computes all requests at
+once. So a request is added when a place of the batch is free.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from protocol import Job, Run, serve
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
 WEIGHT_FORMAT = {"none": "fp32", "int8": "int8", "int4": "int4"}
 """fp32: the weights are converted to the precision of the model when it is loaded."""
+
+
+def generate(starts: list[Callable[[], Any]], step: Callable[[], object], size: int) -> list[Any]:
+    """Start requests in order, at most `size` at a time, and step until all have ended; return their handles."""
+    waiting, handles, running = deque(starts), [], []
+    while waiting or running:
+        while waiting and len(running) < size:
+            running.append(waiting.popleft()())
+            handles.append(running[-1])
+        step()
+        running = [handle for handle in running if handle.get_status().name == "RUNNING"]
+    return handles
 
 
 def load(job: Job) -> Run:
@@ -34,7 +52,7 @@ def load(job: Job) -> Run:
         options += ["--weight-format", WEIGHT_FORMAT[job.weights]]
         subprocess.run([*command, *options, str(exported)], check=True, stdout=sys.stderr)
     scheduler = SchedulerConfig()
-    scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.cache_size = job.batch_size, 2048, 2
+    scheduler.max_num_batched_tokens, scheduler.cache_size = 2048, 2
     scheduler.enable_prefix_caching = job.prefix_caching
     precision = PRECISION[job.dtype]
     properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": job.threads}
@@ -44,14 +62,13 @@ def load(job: Job) -> Run:
 
     def run(prompts: list[list[int]]) -> list[int]:
         nonlocal started
-        handles = []
+        starts = []
         for prompt, count in zip(prompts, job.outputs, strict=True):
             config = GenerationConfig()
             config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
-            handles.append(pipeline.add_request(started, openvino.Tensor([prompt]), config))
+            starts.append(partial(pipeline.add_request, started, openvino.Tensor([prompt]), config))
             started += 1
-        while pipeline.has_non_finished_requests():
-            pipeline.step()
+        handles = generate(starts, pipeline.step, job.batch_size)
         return [len(handle.read_all()[0].generated_ids) for handle in handles]
 
     return run
