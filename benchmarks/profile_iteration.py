@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
@@ -22,19 +22,21 @@ import torch
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
+from orca_contract.model_choices import Quantization
 from orca_kernels.cpu.kernels import CpuAttention, CpuKernels, PanelLinear
 from orca_kernels.cpu.packed_linear import PackedLinear
+from orca_kernels.quantization import BITS
 from orca_protos import engine_pb2 as pb
-from orca_worker import stage as stage_module
 from orca_worker.decode_graphs import DecodeGraphs
 from orca_worker.rows import RowTable
+from orca_worker.sampler import TorchSampler
 from orca_worker.stage import Stage
 
 TIMED: list[tuple[Any, str, str]] = [
     *((kind, method, "linear") for kind in (PanelLinear, PackedLinear) for method in ("__call__", "gelu_tanh", "add")),
     (CpuAttention, "__call__", "attention"), (CpuAttention, "store", "K/V store"), (CpuKernels, "layer_norm", "norms"),
     (CpuKernels, "rms_norm", "norms"), (CpuKernels, "rotate", "rotary embedding"),
-    (CpuKernels, "silu_and_multiply", "activation"), (stage_module, "sample", "sampling"),
+    (CpuKernels, "silu_and_multiply", "activation"), (TorchSampler, "sample", "sampling"),
     (RowTable, "batch", "Iteration to tensors"), (DecodeGraphs, "run", "recorded layers"),
 ]  # fmt: skip
 
@@ -85,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--family", default="gpt2", choices=("gpt2", "llama"))
+    parser.add_argument("--quantization", default="none", choices=get_args(Quantization))
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--context", type=int, default=330)
     parser.add_argument("--iterations", type=int, default=30)
@@ -101,7 +104,7 @@ def main() -> None:
         save_model(Path(folder), arguments.family)
         request = pb.LoadRequest(
             model_path=folder, pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype, device="cpu",
-            workers_on_host=1, enforce_eager=arguments.enforce_eager,
+            workers_on_host=1, enforce_eager=arguments.enforce_eager, quantization=arguments.quantization,
         )  # fmt: skip
         stage = Stage(request, 0, lambda _: None)
     stage.prepare(1)
@@ -123,7 +126,8 @@ def main() -> None:
     cached = size * (context + count / 2) * LAYERS * 2 * HIDDEN
     weights = LAYERS * 12 * HIDDEN**2 + VOCABULARY * HIDDEN
     bandwidth, _ = rates(arguments.dtype)
-    floor = (weights + cached) * width / bandwidth
+    of_weights = BITS[arguments.quantization] / 8 if arguments.quantization in BITS else width
+    floor = (weights * of_weights + cached * width) / bandwidth
     print(f"floor of the increment: {floor * 1e3:.1f} ms ({bandwidth / 1e9:.1f} GB/s)")
 
 

@@ -16,7 +16,9 @@ def load(job: Job) -> Run:
     # Without prefix caching each run repeats the prompts. Earlier revisions have no such option.
     options = {"prefix_caching": job.prefix_caching} if "prefix_caching" in EngineConfig.__dataclass_fields__ else {}
     if (job.weights, job.cache) != ("none", "auto"):  # earlier revisions have no such options
-        options |= {"quantization": job.weights, "kv_cache_dtype": job.cache}
+        integers = {"int8": "w8a8", "int4": "w4a8"}
+        quantization = integers[job.weights] if job.activations == "int8" else job.weights
+        options |= {"quantization": quantization, "kv_cache_dtype": job.cache}
     llm = LLM(str(job.model), dtype=job.dtype, device=job.device, max_batch_size=job.batch_size, **options)
     sampling = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in job.outputs]
     return lambda prompts: [len(output.outputs[0].token_ids) for output in llm.generate(prompts, sampling)]

@@ -19,10 +19,10 @@ from pathlib import Path
 class Job:
     """A job: all `prompts` (token ids) arrive at once; request i generates exactly `outputs[i]` tokens, greedily.
 
-    `weights`: none (type `dtype`), int8 or int4. `cache`: auto (type `dtype`) or int8. `compiled`: whether the model is
-    compiled by torch.compile. `prefix_caching`: whether prompts share the keys and values of equal beginnings; each run
-    has other tokens then, in prompts of the same lengths that share as much. A peer reads those of the four that it has
-    settings for (orca_bench.peer_settings).
+    `weights`: none (type `dtype`), int8 or int4. `cache`: auto (type `dtype`) or int8. `activations`: the same, in
+    products. `compiled`: whether the model is compiled by torch.compile. `prefix_caching`: whether prompts share the
+    keys and values of equal beginnings; each run has other tokens then, in prompts of the same lengths that share as
+    much. A peer reads those of the five that it has settings for (orca_bench.peer_settings).
     """
 
     model: Path
@@ -34,6 +34,7 @@ class Job:
     outputs: list[int]
     weights: str = "none"
     cache: str = "auto"
+    activations: str = "auto"
     compiled: bool = False
     prefix_caching: bool = False
 

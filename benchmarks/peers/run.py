@@ -156,7 +156,7 @@ def _write_job(
     job.write_text(json.dumps({
         "model": str(folder / arguments.model), "dtype": cell.dtype, "batch_size": cell.batch_size,
         "threads": cell.threads, "device": arguments.device, "weights": setting.weights, "cache": setting.cache,
-        "compiled": setting.compiled, "prefix_caching": arguments.shared_prefix > 0,
+        "activations": setting.activations, "compiled": setting.compiled, "prefix_caching": arguments.shared_prefix > 0,
         "prompts": [request.prompt for request in trace], "outputs": [request.output_length for request in trace],
     }))  # fmt: skip
     return job

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from orca_kernels.interface import Attention, AttentionForm, Kernels, LinearMap
-from orca_kernels.quantization import W8A8, QuantizedWeight
+from orca_kernels.quantization import INTEGER_ACTIVATIONS, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels
 
 
@@ -37,7 +37,7 @@ class Operations:
         if weight.quantization not in self.kernels.quantized_products:
             self._note(
                 "products of quantised weights and activations"
-                if weight.quantization == W8A8
+                if weight.quantization in INTEGER_ACTIVATIONS
                 else "products of quantised weights (which are dequantised)"
             )
         return self.kernels.quantized_linear(weight, bias, dtype)

@@ -229,7 +229,7 @@ class Kernels(Protocol):
     reference computes is excepted (`AttentionForm`)."""
     quantized_products: frozenset[str]
     """Quantizations of weights (`quantization.BITS`) for which the kernels have products. The reference computes those
-    of w8a8 otherwise, and dequantises weights of the others once."""
+    of w8a8 and w4a8 otherwise, and dequantises weights of the others once."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
@@ -237,7 +237,7 @@ class Kernels(Protocol):
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """Prepare W and b [outputs] for x of `dtype`; the map takes ownership of the tensors.
 
-        Sums are in float32, for w8a8 they are exact integers.
+        Sums are in float32; for w8a8, and for each group of w4a8, they are exact integers.
         """
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -1,13 +1,14 @@
-"""Weights as integers of eight or four bits, with a scale per output and group of inputs: weight = number x scale.
+"""Weights as integers of eight or four bits: weight = (number - zero) x scale, for each output and group of inputs.
 
 int8 and int4 quantise weights only. `quantize` rounds to nearest, in groups of 128 inputs. There the number of the
 group's weight with the largest magnitude is the least integer, -128 or -8; so the scale is negative if this weight is
 positive. A weight of the opposite sign and nearly the same magnitude gets the largest integer, 127 or 7.
 
-w8a8 quantises the rows x of activations, too, so that products are those of integers of eight bits with exact sums:
-y = sum of (number of x) x (number of W) x (scale of the row of x) x (scale of the output). All inputs of an output have
-one scale. Weights and rows are rounded like keys and values (`quantize_rows`): numbers are from -127 to 127. Weights of
-a checkpoint may have -128, too.
+w8a8 and w4a8 quantise the rows x of activations, too, so that products are those of integers with exact sums:
+y = sum of (number of x) x (number of W) x (scale of x) x (scale of W). w8a8 has one scale for all inputs of an output,
+and one for a row of x; its weights are rounded like keys and values (`quantize_rows`): numbers are from -127 to 127, in
+a checkpoint from -128. w4a8 has the weights of int4, and a scale for each of their groups in a row of x. Rows and their
+groups are rounded by `quantize_rows`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from orca_kernels.kv_quantization import quantize_rows
 GROUP = 128
 """Inputs with a common scale in `quantize` of weights only. The last group of a weight may be smaller."""
 WEIGHT_ONLY = ("int8", "int4")
-W8A8 = "w8a8"
-BITS: Mapping[str, int] = {"int8": 8, "int4": 4, W8A8: 8}
+W8A8, W4A8 = "w8a8", "w4a8"
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4, W8A8: 8, W4A8: 4}
 """Bits of a number."""
+INTEGER_ACTIVATIONS = (W8A8, W4A8)
 OUTPUTS_AT_ONCE = 1024
 """Outputs that `quantize` converts together, to bound peak memory."""
 
@@ -44,14 +46,17 @@ class QuantizedWeight:
     there is one group."""
     order: torch.Tensor | None = None
     """[inputs] int64: column i of `numbers` is input order[i]. None, as always for w8a8: the inputs in their order."""
+    zeros: torch.Tensor | None = None
+    """[outputs, groups] int8: zero points. None, as always for w8a8: all are 0."""
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return numbers x scales [outputs, inputs], each rounded to `dtype` once, with the inputs in their order."""
+        """Return the weight [outputs, inputs], each value rounded to `dtype` once, with the inputs in their order."""
         weight = torch.empty(self.numbers.shape, dtype=dtype, device=self.numbers.device)
         for group, (part, numbers) in enumerate(
             zip(torch.split(weight, self.group, dim=1), torch.split(self.numbers, self.group, dim=1), strict=True)
         ):
-            part.copy_(numbers * self.scales[:, group : group + 1])
+            zeros = 0 if self.zeros is None else self.zeros[:, group : group + 1].float()
+            part.copy_((numbers - zeros) * self.scales[:, group : group + 1])
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)

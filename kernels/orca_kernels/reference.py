@@ -21,7 +21,7 @@ from orca_kernels.interface import (
     block_pools,
 )
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
-from orca_kernels.quantization import W8A8, QuantizedWeight
+from orca_kernels.quantization import INTEGER_ACTIVATIONS, QuantizedWeight
 
 
 class ReferenceLinear:
@@ -47,25 +47,38 @@ class ReferenceLinear:
 
 
 class ReferenceIntegerLinear(ReferenceLinear):
-    """A `LinearMap` over a weight of w8a8."""
+    """A `LinearMap` over a weight of w8a8 or w4a8."""
 
     EXACT_INPUTS = 1024
     """A float32 has the sum of so many products of numbers of eight bits exactly: 1024 x 127 x 128 < 2^24."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
-        super().__init__(weight.numbers, bias)
-        self._scales = weight.scales.squeeze(1)
+        numbers = weight.numbers
+        if weight.zeros is not None:  # of w4a8: a difference has five bits
+            parts = torch.split(numbers, weight.group, dim=1)
+            numbers = torch.cat([part - weight.zeros[:, i : i + 1] for i, part in enumerate(parts)], dim=1)
+        super().__init__(numbers, bias)
+        self._scales = weight.scales
+        self._group, self._order = weight.group, weight.order
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
-        numbers, row_scales = quantize_rows(x)
-        sums = torch.zeros((len(x), len(self._weight)), dtype=torch.int64, device=x.device)
-        for part, weight in zip(
-            *(torch.split(each, self.EXACT_INPUTS, dim=1) for each in (numbers, self._weight)), strict=True
+        x = x if self._order is None else x[:, self._order]
+        y = torch.zeros((len(x), len(self._weight)), device=x.device)
+        for part, weight, scales in zip(
+            *(torch.split(each, self._group, dim=1) for each in (x, self._weight)), self._scales.t(), strict=True
         ):
-            sums += functional.linear(part.float(), weight.float()).long()
-        y = sums.float() * row_scales.unsqueeze(1) * self._scales
+            numbers, row_scales = quantize_rows(part)
+            y += self._sums(numbers, weight).float() * row_scales.unsqueeze(1) * scales
         return (y if self._bias is None else y + self._bias.float()).to(x.dtype)
+
+    def _sums(self, numbers: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the exact products [rows, outputs] of numbers [rows, inputs] and [outputs, inputs]."""
+        parts = zip(*(torch.split(each, self.EXACT_INPUTS, dim=1) for each in (numbers, weight)), strict=True)
+        return sum(
+            (functional.linear(part.float(), of_part.float()).long() for part, of_part in parts),
+            torch.zeros((len(numbers), len(weight)), dtype=torch.int64, device=weight.device),
+        )
 
 
 class ReferenceAttention:
@@ -166,7 +179,7 @@ class ReferenceKernels:
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """See Kernels.quantized_linear. A weight of weight-only quantization then occupies the memory of `dtype`."""
-        if weight.quantization != W8A8:
+        if weight.quantization not in INTEGER_ACTIVATIONS:
             return self.linear(weight.dequantized(dtype), bias)
         return ReferenceIntegerLinear(weight, bias)
 

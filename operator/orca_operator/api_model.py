@@ -56,7 +56,7 @@ class Model(Part):
     quantization: Quantization | None = Field(
         None,
         description="Quantization when the weights are loaded, on CPUs: of weights (int8, int4), or of weights and "
-        "activations (w8a8). Default: none.",
+        "activations (w8a8, w4a8). Default: none.",
     )
     kv_cache_dtype: KvCacheDtype | None = Field(
         None,

@@ -33,13 +33,14 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
-VERSION = 11
+VERSION = 12
 """Version of this package's messages. 1: masters report `contractVersion`, readers ignore unknown fields. 2:
 `SchedulerKnobs.maxExpectedWaitSeconds`. 3: `StateReport.journal` and `journalFailure`. 4: `StateReport.inForce`;
 `SchedulerKnobs.stallTimeoutSeconds`, `recoveryTimeoutSeconds`, `admission` and `policy`. 5:
 `SchedulerKnobs.drainTimeoutSeconds`. 6: `StateReport.idleSeconds` and `hasBacklog`; `Topology.closed`;
 `Topology.pipelines` may be empty. 7: `ModelSpec.quantization`. 8: `ModelSpec.kv_cache_dtype`. 9:
-`ModelSpec.quantization` may be w8a8. 10: `Communication.device`; `ModelSpec.adapters`. 11: `ModelSpec.draft_path`."""
+`ModelSpec.quantization` may be w8a8. 10: `Communication.device`; `ModelSpec.adapters`. 11: `ModelSpec.draft_path`. 12:
+`ModelSpec.quantization` may be w4a8."""
 MOST_UNKNOWN_FIELDS = 1000
 """Bound on stored names of unknown fields, so that a sender cannot exhaust the reader's memory."""
 LONGEST_NAME = 80

@@ -11,9 +11,9 @@ from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of weights and activations; auto is the checkpoint's own."""
-Quantization = Literal["none", "int8", "int4", "w8a8"]
-"""Quantization of the model's linear maps, when a worker loads them: of weights only, or (w8a8, since version 9) of
-weights and activations."""
+Quantization = Literal["none", "int8", "int4", "w8a8", "w4a8"]
+"""Quantization of the model's linear maps, when a worker loads them: of weights only, or (w8a8 since version 9,
+w4a8 since version 12) of weights and activations."""
 KvCacheDtype = Literal["auto", "int8"]
 """Type of cached keys and values; auto is that of the activations."""
 Pooling = Literal["last", "mean"]

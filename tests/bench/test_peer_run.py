@@ -10,7 +10,7 @@ import pytest
 from orca_bench.traces import FIRST_TOKEN_ID, LAST_TOKEN_ID
 from support.peer_programs import peer_program
 
-SECONDS = {"orca": 1.0, "orca:int8": 0.5, "vllm_cpu": 2.0, "vllm_cpu:preload": 3.0, "llama_cpp:q8_0": 1.0}
+SECONDS = {"orca": 1.0, "orca:w8a8": 0.5, "vllm_cpu": 2.0, "vllm_cpu:preload": 3.0, "llama_cpp:q8_0": 1.0}
 STARTED = []
 
 
@@ -101,8 +101,8 @@ def test_quantised_weights_are_a_cell_of_their_own_with_orcas(run, tmp_path, cap
     plan = run.prepare(given)
     cell = run.Cell(1, "float32", "int8", 8)
     written = run.show(plan, cell, run.measure(given, plan, cell, tmp_path))
-    assert [peer.name for peer in STARTED] == ["orca:int8", "llama_cpp:q8_0"]
-    assert written["llama_cpp:q8_0"]["reference"] == "orca:int8"
+    assert [peer.name for peer in STARTED] == ["orca:w8a8", "llama_cpp:q8_0"]
+    assert written["llama_cpp:q8_0"]["reference"] == "orca:w8a8"
     assert "floor" not in written, "its bytes are those of unquantised weights"
     assert "float32, int8 weights batch 8 threads 1: llama_cpp:q8_0" in capsys.readouterr().out
 

@@ -24,6 +24,7 @@ def test_names_begin_with_the_engine_and_occur_once():
 def test_the_reference_has_the_same_precision(name):
     setting, own = SETTINGS[name], reference(SETTINGS[name])
     assert (own.engine, own.weights, own.cache) == ("orca", setting.weights, setting.cache)
+    assert own.activations == setting.activations
 
 
 @pytest.mark.parametrize(
@@ -31,13 +32,14 @@ def test_the_reference_has_the_same_precision(name):
     [
         (["orca"], ["orca"]),
         (["vllm_cpu:compiled"], ["orca", "vllm_cpu:compiled"]),
-        (["llama_cpp:q4_0", "llama_cpp:q4_0"], ["orca:int4", "llama_cpp:q4_0"]),
-        (["openvino_genai:int8"], ["orca:int8+int8-cache", "openvino_genai:int8"]),
+        (["llama_cpp:q4_0", "llama_cpp:q4_0"], ["orca:w4a8", "llama_cpp:q4_0"]),
+        (["openvino_genai:int8"], ["orca:w8a8+int8-cache", "openvino_genai:int8"]),
         (
             ["openvino_genai:int8-cache", "openvino_genai"],
             ["orca", "orca:int8-cache", "openvino_genai", "openvino_genai:int8-cache"],
         ),
         (DEFAULT, list(DEFAULT)),
+        (["orca:int8+int8-cache", "llama_cpp:q8_0"], ["orca:int8+int8-cache", "orca:w8a8", "llama_cpp:q8_0"]),
         (["all"], list(SETTINGS)),
     ],
 )

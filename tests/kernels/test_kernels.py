@@ -324,18 +324,23 @@ def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, 
 
 @pytest.mark.parametrize("group", [8, 32, 64, 256, 1 << 20])
 @pytest.mark.parametrize("reordered", [False, True], ids=["in order", "reordered"])
+@pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "zero points"])
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY)
-def test_groups_of_other_sizes_and_inputs_in_another_order(kernels, dtype, quantization, reordered, group):
+def test_groups_of_other_sizes_and_inputs_in_another_order(kernels, dtype, quantization, asymmetric, reordered, group):
     """As checkpoints have them: 300 inputs are not a multiple of most groups, and one group may be all of them."""
     inputs, outputs, num_rows = 300, 37, 5
     least = -(1 << (BITS[quantization] - 1))
     numbers = torch.randint(least, -least, (outputs, inputs), dtype=torch.int8)
     scales = torch.rand(outputs, -(-inputs // group)) / -least
+    zeros = torch.randint(least, -least, scales.shape, dtype=torch.int8) if asymmetric else None
     order = torch.randperm(inputs) if reordered else None
+    differences = numbers.double()
+    if zeros is not None:
+        differences -= zeros.repeat_interleave(group, dim=1)[:, :inputs] if group < inputs else zeros
     weight = torch.empty(outputs, inputs, dtype=torch.float64)
     for place in range(inputs):
-        weight[:, place if order is None else order[place]] = numbers[:, place] * scales[:, place // group].double()
-    quantised = QuantizedWeight(quantization, numbers.clone(), scales.clone(), group, order)
+        weight[:, place if order is None else order[place]] = differences[:, place] * scales[:, place // group]
+    quantised = QuantizedWeight(quantization, numbers.clone(), scales.clone(), group, order, zeros)
     torch.testing.assert_close(quantised.dequantized(torch.float64), weight, atol=1e-7, rtol=1e-7)
     x, residual = torch.randn(num_rows, inputs).to(dtype) / 8, torch.randn(num_rows, outputs).to(dtype)
     linear, y = kernels.quantized_linear(quantised, None, dtype), x.double() @ weight.t()

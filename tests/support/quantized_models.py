@@ -70,6 +70,13 @@ W8A8_CASES = {
 }
 """Checkpoints whose maps quantise their input, too. Another rounding of an activation would change those of all later
 layers."""
+W4A8_CASES = {
+    "gptq": Case("llama", Scheme("gptq"), options=ONE_LAYER),
+    "gptq, two ranks": Case("mistral", Scheme("gptq", group=64), 1, 2, {**EVEN, **ONE_LAYER}),
+    "awq": Case("qwen2", Scheme("awq", symmetric=False), options=ONE_LAYER),
+    "pack-quantized": Case("qwen3", Scheme("pack-quantized", group=32), options=ONE_LAYER),
+}
+"""Checkpoints of weights of four bits whose maps quantise their input if `--quantization w4a8` says so."""
 ONE_PER_FORMAT = (
     "gptq, two ranks",
     "gptq, act-order",

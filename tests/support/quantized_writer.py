@@ -32,6 +32,11 @@ class Scheme:
     integer_activations: bool = False
     """For compressed-tensors: maps quantise their input, row by row."""
 
+    @property
+    def method(self) -> str:
+        """`quant_method` in config.json."""
+        return "gptq" if self.kind.startswith("gptq") else "awq" if self.kind == "awq" else "compressed-tensors"
+
     def config(self) -> dict[str, Any]:
         """Return the value of `quantization_config`."""
         if self.kind.startswith("gptq"):

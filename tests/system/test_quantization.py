@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 import torch
-from orca_kernels.quantization import quantize
+from orca_kernels.quantization import INTEGER_ACTIVATIONS, quantize
 from support.checkpoints import make_model, make_prompts, reference, with_tokenizer
 from support.partitions import PartitionedModel
 from support.served import serve
@@ -35,19 +35,20 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(variant, quantizatio
 
 
 @pytest.mark.long
-def test_greedy_tokens_of_w8a8_are_those_of_requests_alone(checkpoint, tmp_path):
+@pytest.mark.parametrize("quantization", INTEGER_ACTIVATIONS)
+def test_greedy_tokens_of_integer_activations_are_those_of_requests_alone(quantization, checkpoint, tmp_path):
     """Prompts in chunks beside increments, recorded increments, and one request after the other give the same."""
     path = with_tokenizer(checkpoint("llama-gqa-tied"), tmp_path)
     prompts, expected = make_prompts((1, 33, 300)), []
     for prompt in prompts:
-        model = PartitionedModel(path, 1, quantization="w8a8")
+        model = PartitionedModel(path, 1, quantization=quantization)
         logits = model.logits(model.iteration([(0, 0, list(prompt))], max_tokens=352))
         tokens = [int(logits[-1].argmax())]
         for place in range(len(prompt), len(prompt) + NUM_TOKENS - 1):
             logits = model.logits(model.iteration([(0, place, tokens[-1:])], max_tokens=352))
             tokens.append(int(logits[-1].argmax()))
         expected.append(tokens)
-    check_tokens(path, "w8a8", prompts, expected)
+    check_tokens(path, quantization, prompts, expected)
 
 
 def check_tokens(path, quantization, prompts, expected):

@@ -59,8 +59,7 @@ def test_what_is_packed_is_read(drawn, seed):
     read = weight_format.integers(part, stored).weight()
     assert torch.equal(read.dequantized(torch.float32), value[part.output_part, part.input_part])
     assert read.scales.dtype == torch.float32
-    if scheme.symmetric:
-        assert read.quantization == f"int{scheme.bits}"
+    assert read.quantization == f"int{scheme.bits}"
 
 
 def test_words_are_read_from_any_integer_on():
@@ -75,25 +74,19 @@ def stored(**fields):
     return StoredIntegers(**{"bits": 4, **values, **fields})
 
 
-def test_zero_points_cost_a_byte_only_where_differences_need_it():
-    for number, zero, quantization, difference in (
-        (5, 1, "int4", 4),
-        (5, -8, "int8", 13),
-        (-5, 7, "int8", -12),
-        (5, 0, "int4", 5),
-    ):
-        numbers, zeros = (
-            torch.full(shape, value, dtype=torch.int8) for shape, value in (((3, 16), number), ((3, 2), zero))
-        )
-        weight = stored(numbers=numbers, zeros=zeros).weight()
-        assert weight.quantization == quantization
-        assert (weight.numbers == difference).all()
-
-
-def test_integers_that_need_nine_bits_are_refused():
-    numbers = torch.full((3, 16), 127, dtype=torch.int8)
-    with pytest.raises(ModelError, match="need nine bits: serve the unquantised checkpoint"):
-        stored(bits=8, numbers=numbers, zeros=torch.full((3, 2), -1, dtype=torch.int8)).weight()
+@pytest.mark.parametrize(
+    ("bits", "number", "zero"), [(4, 5, 1), (4, 7, -8), (4, -8, 7), (4, 5, 0), (8, 127, -128), (8, -128, 127)]
+)
+def test_zero_points_stay_beside_the_numbers(bits, number, zero):
+    """A difference may have one more bit than a number; zero points that are all 0 are left out."""
+    numbers, zeros = (
+        torch.full(shape, value, dtype=torch.int8) for shape, value in (((3, 16), number), ((3, 2), zero))
+    )
+    weight = stored(bits=bits, numbers=numbers, zeros=zeros).weight()
+    assert weight.quantization == f"int{bits}"
+    assert (weight.zeros is None) == (zero == 0)
+    assert torch.equal(weight.numbers, numbers)
+    assert (weight.dequantized(torch.float32) == number - zero).all()
 
 
 def test_groups_of_other_sizes_are_refused():

@@ -17,7 +17,7 @@ def request(**fields) -> pb.LoadRequest:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quantization": "int3"}, "quantization 'int3': this worker knows none, int8, int4, w8a8"),
+        ({"quantization": "int3"}, "quantization 'int3': this worker knows none, int8, int4, w8a8, w4a8"),
         ({"quantization": "int8", "device": "cuda"}, "quantization int8: the CUDA kernels lack it, use none or a CPU"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8': this worker knows auto, int8"),
         (

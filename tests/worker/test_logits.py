@@ -7,6 +7,7 @@ import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.targets import AVX512, processor_flags
+from orca_kernels.quantization import GROUP, INTEGER_ACTIVATIONS
 from orca_kernels.reference import ReferenceKernels
 from support import checkpoints
 from support.checkpoints import VOCABULARY, llama_like, make_model, make_prompts, randomise
@@ -159,20 +160,23 @@ def test_logits_of_w8a8_are_those_of_products_in_torch_bit_for_bit(variant, num_
         assert torch.equal(logits, expected)
 
 
+@pytest.mark.parametrize(("quantization", "group", "most"), [("w8a8", None, 0.1), ("w4a8", GROUP, 0.6)])
 @pytest.mark.parametrize("variant", variant_params())
-def test_w8a8_is_as_close_to_the_exact_model_as_transformers_with_rounded_weights_and_inputs(variant, checkpoint):
+def test_integers_are_as_close_to_the_exact_model_as_transformers_with_rounded_weights_and_inputs(
+    variant, quantization, group, most, checkpoint
+):
     """Two sums can round an activation to different integers, so that later layers have other roundings, too."""
     (prompt,) = make_prompts((150,))
     theirs = make_model(variant)
     exact = checkpoints.reference(theirs, prompt, 1).logits
-    round_weights(theirs)
-    round_inputs(theirs)
+    round_weights(theirs, quantization)
+    round_inputs(theirs, group=group)
     rounded = checkpoints.reference(theirs, prompt, 1).logits
-    model = PartitionedModel(checkpoint(variant), 2, quantization="w8a8")
+    model = PartitionedModel(checkpoint(variant), 2, quantization=quantization)
     logits = model.logits(model.iteration([(0, 0, list(prompt))], max_tokens=160))
     ours, expected = ((other - exact).square().mean().sqrt() for other in (logits, rounded))
     assert 0.8 * expected < ours < 1.25 * expected
-    assert expected < 0.1 * exact.square().mean().sqrt()
+    assert expected < most * exact.square().mean().sqrt()
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
@@ -185,10 +189,11 @@ def test_a_request_over_a_cache_of_integers_is_the_same_alone_and_in_company(
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
 @pytest.mark.parametrize("variant", variant_params(["gpt2-head64-tied", "llama-gqa-tied"]))
+@pytest.mark.parametrize("quantization", INTEGER_ACTIVATIONS)
 def test_a_request_with_quantised_activations_is_the_same_alone_and_in_company(
-    variant, num_partitions, ranks, checkpoint
+    quantization, variant, num_partitions, ranks, checkpoint
 ):
-    check_alone_and_in_company(checkpoint(variant), num_partitions, ranks, quantization="w8a8")
+    check_alone_and_in_company(checkpoint(variant), num_partitions, ranks, quantization=quantization)
 
 
 def check_alone_and_in_company(path, num_partitions, ranks, **options):

@@ -177,6 +177,7 @@ def test_the_formats_of_gpt2(checkpoint, tmp_path):
         (AWQ, "none", "cuda", "the CUDA kernels lack products of quantised weights (awq int4): use a CPU, or the unq"),
         (w8a8(), "int8", "cpu", "already (compressed-tensors w8a8), which --quantization int8 contradicts"),
         ({**GPTQ, "bits": 8}, "w8a8", "cpu", "already (gptq int8), which --quantization w8a8 contradicts"),
+        ({**GPTQ, "bits": 8}, "w4a8", "cpu", "already (gptq int8), which --quantization w4a8 contradicts"),
     ],
 )
 def test_options_that_contradict_the_checkpoint(fields, quantization, device, message):

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import make_prompts, reference
 from support.fake_quantization import round_inputs
 from support.partitions import PartitionedModel
-from support.quantized_models import CASES, ONE_PER_FORMAT, W8A8_CASES, make_quantised
+from support.quantized_models import CASES, ONE_PER_FORMAT, W4A8_CASES, W8A8_CASES, make_quantised
 from support.quantized_writer import edit_config
 from support.variants import one_short
 
@@ -68,6 +68,26 @@ def test_checkpoints_with_quantised_activations(name, tmp_path):
     assert error < 0.2 * change
     loaded = load_partition(request(tmp_path, tensor_parallel_size=case.ranks), 0, lambda _: None)
     assert loaded.facts().quantization == "compressed-tensors w8a8"
+
+
+@pytest.mark.parametrize("name", one_short(W4A8_CASES, "gptq"))
+def test_checkpoints_of_four_bits_with_activations_of_eight(name, tmp_path):
+    """As the test above: groups of the inputs are rounded as those of the weights."""
+    case = W4A8_CASES[name]
+    theirs = make_quantised(case, tmp_path)
+    (prompt,) = make_prompts((150,))
+    exact = reference(theirs, prompt, NUM_TOKENS)
+    round_inputs(theirs, case.ranks, {"lm_head"}, group=case.scheme.group)
+    tokens = [*prompt, *exact.greedy[:-1]]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0]
+    ours = PartitionedModel(tmp_path, case.partitions, case.ranks, quantization="w4a8")
+    error, change = (
+        (other - expected).square().mean().sqrt() for other in (logits_of(ours, tokens, len(prompt)), exact.logits)
+    )
+    assert error < 0.2 * change
+    wanted = request(tmp_path, tensor_parallel_size=case.ranks, quantization="w4a8")
+    assert load_partition(wanted, 0, lambda _: None).facts().quantization == f"{case.scheme.method} w4a8"
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +143,11 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(name, written):
     [
         ("gptq, two ranks", {"int4"}),
         ("gptq, eight bits", {"int8"}),
-        ("awq", {"int8"}),
+        ("awq", {"int4"}),
         ("pack-quantized", {"int4"}),
     ],
 )
-def test_four_bits_stay_four_bits_unless_zero_points_need_eight(name, quantizations, written):
+def test_four_bits_stay_four_bits_also_with_zero_points(name, quantizations, written):
     found = set()
 
     class Noting(ReferenceKernels):

@@ -9,22 +9,25 @@ from orca_worker.layers import AdjacentMaps
 from orca_worker.quantized_checkpoints.reading import joined
 
 
-def quantized(quantization="int4", outputs=2, group=8, order=None):
-    numbers = torch.randint(-8, 8, (outputs, 16), dtype=torch.int8)
-    return QuantizedWeight(quantization, numbers, torch.rand(outputs, -(-16 // group)), group, order)
+def quantized(quantization="int4", outputs=2, group=8, order=None, zero=None):
+    numbers, scales = torch.randint(-8, 8, (outputs, 16), dtype=torch.int8), torch.rand(outputs, -(-16 // group))
+    zeros = None if zero is None else torch.full(scales.shape, zero, dtype=torch.int8)
+    return QuantizedWeight(quantization, numbers, scales, group, order, zeros)
 
 
 def test_quantised_weights_of_the_same_groups_are_joined():
     order = torch.randperm(16)
     for weights in (
-        [quantized(), quantized("int8", 3), quantized()],
+        [quantized(), quantized(outputs=3), quantized()],
+        [quantized(), quantized(outputs=3, zero=-8), quantized(zero=7)],
         [quantized(order=order), quantized(order=order.clone())],
     ):
         ((weight, count),) = joined(weights)
         assert count == len(weights)
         expected = torch.cat([each.dequantized(torch.float32) for each in weights])
         assert torch.equal(weight.dequantized(torch.float32), expected)
-        assert weight.quantization == ("int8" if count == 3 else "int4")
+        assert weight.quantization == "int4"
+        assert (weight.zeros is None) == all(each.zeros is None for each in weights)
 
 
 def test_other_weights_stay_apart():
@@ -34,11 +37,12 @@ def test_other_weights_stay_apart():
         quantized(order=order),
         quantized(order=order.flip(0)),
         quantized(group=16),
+        quantized("int8", group=16),
         plain,
         plain + 1,
     ]
     found = joined(weights)
-    assert [count for _, count in found] == [1, 1, 1, 1, 2]
+    assert [count for _, count in found] == [1, 1, 1, 1, 1, 2]
     assert torch.equal(found[-1][0], torch.cat([plain, plain + 1]))
 
 

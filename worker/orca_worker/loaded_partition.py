@@ -59,7 +59,7 @@ class LoadedPartition:
             family=self.config.family,
             kernels=self.kernels.name,
             deterministic=self.request.deterministic,
-            quantization=self.request.quantization if stored is None else stored.name,
+            quantization=self.request.quantization if stored is None else stored.served_as(quantization(self.request)),
             kv_cache_dtype=self.request.kv_cache_dtype,
             attention_backend=self.request.attention_backend,
         )

@@ -11,6 +11,7 @@
 namespace orca {
 
 constexpr int64_t kWordInputs = 4;  // of a word of bytes
+constexpr uint32_t kExcess = 128;   // of a number in a panel
 #if defined(ORCA_MULTIPLY_ADD)
 constexpr int kIntegerRowsAtOnce = kRowsAtOnce;
 #else
@@ -25,17 +26,15 @@ struct IntegerCall : MapCall<T> {
   const float *scales;     // [outputs / kPanel, kPanel]
 };
 
-// Packs numbers [outputs, inputs] and scales [outputs] into panels; outputs are padded with scales of zero. The inputs
-// after the last one may have any number: a row has zeros there.
-inline void pack_integers(const int8_t *weight, const float *scales, uint32_t *panels, float *panel_scales,
-                          int64_t inputs, int64_t outputs) {
+// Packs numbers [outputs, inputs] into panels; outputs are padded with any numbers, and scales of zero. The inputs after
+// the last one may have any number: a row has zeros there.
+inline void pack_integers(const int8_t *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {
   const int64_t steps = integer_steps(inputs), count = (outputs + kPanel - 1) / kPanel;
 #pragma omp parallel for
   for (int64_t panel = 0; panel < count; ++panel) {
     uint32_t *to = panels + panel * steps * kPanel;
     for (int64_t column = 0; column < kPanel; ++column) {
       const int64_t output = panel * kPanel + column;
-      panel_scales[output] = output < outputs ? scales[output] : 0;
       for (int64_t step = 0; step < steps; ++step) {
         uint32_t word = 0;
         if (output < outputs) {
@@ -51,7 +50,7 @@ inline void pack_integers(const int8_t *weight, const float *scales, uint32_t *p
 // What belongs to a quantised row beside its numbers.
 struct RowFactors {
   float scale;
-  uint32_t excess;  // 128 x the sum of its numbers
+  uint32_t sum;  // of its numbers
 };
 
 // Quantises a row and calls `put(step, word)` with each four numbers; zeros follow the last one.
@@ -77,16 +76,16 @@ inline RowFactors quantize_words(const T *from, int64_t inputs, Put put) {
   store_as(parts, total);
   uint32_t sum = 0;
   for (const int32_t part : parts) sum += static_cast<uint32_t>(part);
-  return {scale, 128 * sum};
+  return {scale, sum};
 }
 
-// Writes a row's outputs of a panel from its sums of products, less `excess`.
+// Writes a row's outputs of a panel from its sums of products, which are 128 x `sum` too large.
 template <typename T>
 void put_integers(const IntegerCall<T> &call, OutputPanel<T> &outputs, int64_t row, const int32_t *sums,
                   RowFactors factors) {
   const float *scales = call.scales + outputs.column;
   outputs.put_values(row, [&](int part, Floats bias) {
-    const Words exact = load_as<Words>(sums + part * kLanes) - factors.excess;
+    const Words exact = load_as<Words>(sums + part * kLanes) - kExcess * factors.sum;
     const Floats product = floats(reinterpreted<Ints>(exact)) * splat(factors.scale);
     return multiply_add(product, load(scales + part * kLanes), bias);
   });
@@ -188,10 +187,12 @@ struct IntegerBlocks {
   static constexpr int64_t kMostRows = kIntegerRowsAtOnce, kFactorWords = sizeof(RowFactors) / 4;
   const IntegerCall<T> &call;
   int64_t first_row, rows;
-  int64_t steps = integer_steps(call.inputs), words_of_row = row_words(call.inputs);
+  int64_t steps = integer_steps(call.inputs), words_of_row = row_words(call);
   int64_t count = (rows + kMostRows - 1) / kMostRows;
 
-  static int64_t row_words(int64_t inputs) { return integer_steps(inputs) * Products::kWords + kFactorWords; }
+  static int64_t row_words(const IntegerCall<T> &call) {
+    return integer_steps(call.inputs) * Products::kWords + kFactorWords;
+  }
 
   int64_t begin(int64_t block) const { return rows * block / count; }
 

@@ -2,6 +2,7 @@
 #include "all_reduce.h"
 #include "attention.h"
 #include "dot_products.h"
+#include "grouped_integer_linear.h"
 #include "integer_linear.h"
 #include "linear.h"
 #include "quantized_linear.h"
@@ -124,20 +125,26 @@ ORCA_DEFINE_ATTENTION(tiles_bfloat16, orca::BFloat16, TileAttentionItem)
 ORCA_EXPORT int64_t orca_tiles_pay() { return orca::tiles_pay(); }
 #endif
 
+// Scales or zero points of quantised weights.
+ORCA_EXPORT void orca_pack_groups(const float *from, float *to, int64_t outputs, int64_t groups) {
+  orca::pack_groups(from, to, outputs, groups);
+}
+ORCA_DEFINE_RUN(pack_groups)
+
 // Quantised weights, with activations of either type.
 #define ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, name, T)                                                         \
   ORCA_EXPORT void orca_linear_##format##_##name(                                                                     \
-      const T *x, const orca::Format::Word *panels, const float *scales, const T *bias, const T *residual, T *y,      \
-      int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh, int64_t group) {                              \
+      const T *x, const orca::Format::Word *panels, const float *scales, const float *zeros, const T *bias,           \
+      const T *residual, T *y, int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh, int64_t group) {     \
     orca::linear(orca::QuantizedCall<T, orca::Format>{                                                                \
-        {x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales, group});                       \
+        {x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales, zeros, group});                \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##format##_##name)
 
 #define ORCA_DEFINE_QUANTIZED(format, Format)                                                                         \
-  ORCA_EXPORT void orca_pack_##format(const int8_t *weight, const float *scales, orca::Format::Word *panels,          \
-                                      float *panel_scales, int64_t inputs, int64_t outputs, int64_t group) {          \
-    orca::pack_quantized<orca::Format>(weight, scales, panels, panel_scales, inputs, outputs, group);                 \
+  ORCA_EXPORT void orca_pack_##format(const int8_t *weight, orca::Format::Word *panels, int64_t inputs,               \
+                                      int64_t outputs) {                                                              \
+    orca::pack_quantized<orca::Format>(weight, panels, inputs, outputs);                                              \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(pack_##format)                                                                                      \
   ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, float32, float)                                                        \
@@ -148,10 +155,28 @@ ORCA_DEFINE_QUANTIZED(int8, Int8)
 ORCA_DEFINE_QUANTIZED(int4, Int4)
 #endif
 
+// Weights of four bits and rows of eight bits, for rows of either type. The panels are those of orca_pack_int4.
+#define ORCA_DEFINE_GROUPED(name, T, Products)                                                                        \
+  ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const float *scales, const float *zeros,    \
+                                      const T *bias, const T *residual, T *y, int64_t rows, int64_t inputs,           \
+                                      int64_t outputs, int64_t gelu_tanh, int64_t group) {                            \
+    orca::linear<orca::GroupedIntegerCall<T>, orca::GroupedIntegerBlocks<T, orca::Products>>(                         \
+        {{x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels, scales, zeros, group});               \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(linear_##name)
+
+#if defined(ORCA_MULTIPLY_ADD)
+#define ORCA_DEFINE_NIBBLES(name, T) ORCA_DEFINE_GROUPED(w4a8_##name, T, NibbleProducts)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLES)
+#if defined(ORCA_VNNI)
+#define ORCA_DEFINE_NIBBLE_BYTES(name, T) ORCA_DEFINE_GROUPED(w4a8_vnni_##name, T, NibbleByteProducts)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLE_BYTES)
+#endif
+#endif
+
 // Weights and rows of eight bits, for rows of either type.
-ORCA_EXPORT void orca_pack_w8a8(const int8_t *weight, const float *scales, uint32_t *panels, float *panel_scales,
-                                int64_t inputs, int64_t outputs) {
-  orca::pack_integers(weight, scales, panels, panel_scales, inputs, outputs);
+ORCA_EXPORT void orca_pack_w8a8(const int8_t *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {
+  orca::pack_integers(weight, panels, inputs, outputs);
 }
 ORCA_DEFINE_RUN(pack_w8a8)
 

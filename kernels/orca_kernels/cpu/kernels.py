@@ -16,7 +16,7 @@ from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
-from orca_kernels.quantization import BITS, W8A8, WEIGHT_ONLY, QuantizedWeight
+from orca_kernels.quantization import BITS, INTEGER_ACTIVATIONS, W4A8, W8A8, WEIGHT_ONLY, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -36,25 +36,24 @@ SIGNATURES: dict[str, list[Any]] = {
     "store_int8": [POINTER] * 7 + [INTEGER] * 5,
     "attention_int8": [POINTER] * 9 + [INTEGER] * 7 + [REAL],
 }
+PACK: list[Any] = [POINTER] * 2 + [INTEGER] * 2
 PRODUCT_SIGNATURES: dict[str, list[Any]] = {
-    "pack": [POINTER] * 2 + [INTEGER] * 2,
+    "pack": PACK,
     "linear": [POINTER] * 5 + [INTEGER] * 4,
 }
 """Functions for the element types whose products the library computes."""
-PACK_QUANTIZED: list[Any] = [POINTER] * 4 + [INTEGER] * 3
-QUANTIZED_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 5
-"""Arguments of the functions for weight-only quantization, which all targets have but x86-64 without AVX2."""
-PACK_W8A8: list[Any] = [POINTER] * 4 + [INTEGER] * 2
+QUANTIZED_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 5
+"""Arguments of the functions for groups of inputs, which all targets have but x86-64 without AVX2."""
 W8A8_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
-"""Inputs of a map of w8a8 whose sums fit into 32 bits."""
+"""Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
 PANEL = 32
 """Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, otherwise 16 (cpu/linear.h)."""
 WORD_BYTES = 4
 
 
 class PanelLinear:
-    """A `LinearMap` over cpu/linear.h, quantized_linear.h or integer_linear.h."""
+    """A `LinearMap` over cpu/linear.h, quantized_linear.h, integer_linear.h or grouped_integer_linear.h."""
 
     fuses_add = True
 
@@ -63,11 +62,11 @@ class PanelLinear:
         calls: Calls,
         product: Function,
         shape: tuple[int, int],
-        panels: tuple[torch.Tensor, ...],
+        panels: tuple[torch.Tensor | None, ...],
         bias: torch.Tensor | None,
         *options: int,
     ) -> None:
-        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight.
+        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight, None for a null pointer.
 
         `options`: the last arguments of `product`.
         """
@@ -94,7 +93,7 @@ class PanelLinear:
         x, y = x.contiguous(), self._calls.empty((len(x), self._outputs), x.dtype)
         self._product(
             x.data_ptr(),
-            *(panel.data_ptr() for panel in self._panels),
+            *(None if panel is None else panel.data_ptr() for panel in self._panels),
             None if self._bias is None else self._bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             y.data_ptr(),
@@ -186,13 +185,18 @@ class CpuKernels(ReferenceKernels):
                 kind = "tiles" if library.tiles else "dots"
                 self._functions[name] = self.calls.function(f"{name}_{kind}_{suffix}", signatures[name])
         weight_only = WEIGHT_ONLY if hasattr(library, "orca_pack_int8") else ()
-        self.quantized_products = frozenset({*weight_only, W8A8})
+        self.quantized_products = frozenset({*weight_only, W8A8} | ({W4A8} if weight_only else set()))
         for quantization in weight_only:
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"
-            self._functions[pack] = self.calls.function(pack, PACK_QUANTIZED)
+            self._functions[pack] = self.calls.function(pack, PACK)
             self._functions[linear] = self.calls.function(f"{linear}_{suffix}", QUANTIZED_LINEAR)
-        kind = "_tiles" if library.tiles else "_vnni" if library.vnni else ""
-        self._functions["pack_w8a8"] = self.calls.function("pack_w8a8", PACK_W8A8)
+        vnni = "_vnni" if library.vnni else ""
+        if weight_only:
+            self._functions["pack_w4a8"] = self._functions["pack_int4"]
+            self._functions["linear_w4a8"] = self.calls.function(f"linear_w4a8{vnni}_{suffix}", QUANTIZED_LINEAR)
+        kind = "_tiles" if library.tiles else vnni
+        self._functions["pack_groups"] = self.calls.function("pack_groups", PACK)
+        self._functions["pack_w8a8"] = self.calls.function("pack_w8a8", PACK)
         self._functions["linear_w8a8"] = self.calls.function(f"linear_w8a8{kind}_{suffix}", W8A8_LINEAR)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
@@ -208,17 +212,26 @@ class CpuKernels(ReferenceKernels):
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """See Kernels.quantized_linear."""
         quantization, (outputs, inputs) = weight.quantization, weight.numbers.shape
-        if quantization not in self.quantized_products or (quantization == W8A8 and inputs > MOST_INPUTS):
+        too_long = quantization in INTEGER_ACTIVATIONS and inputs > MOST_INPUTS
+        if quantization not in self.quantized_products or too_long:
             return super().quantized_linear(weight, bias, dtype)
         return_freed_memory()  # as in `linear`
         panels = weight.numbers.new_zeros(_padded(outputs) * _row_bytes(quantization, inputs))
-        scales = weight.scales.new_empty(_padded(outputs) * weight.scales.shape[1])
-        tensors = (weight.numbers.contiguous(), weight.scales.contiguous(), panels, scales)
-        options = () if quantization == W8A8 else (weight.group,)
-        pack, product = self._functions[f"pack_{quantization}"], self._functions[f"linear_{quantization}"]
-        pack(*(tensor.data_ptr() for tensor in tensors), inputs, outputs, *options)
-        linear = PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias, *options)
+        numbers, product = weight.numbers.contiguous(), self._functions[f"linear_{quantization}"]
+        self._functions[f"pack_{quantization}"](numbers.data_ptr(), panels.data_ptr(), inputs, outputs)
+        scales = self._packed_groups(weight.scales)
+        if quantization == W8A8:
+            return PanelLinear(self.calls, product, (outputs, inputs), (panels, scales), bias)
+        zeros = None if weight.zeros is None else self._packed_groups(weight.zeros)
+        linear = PanelLinear(self.calls, product, (outputs, inputs), (panels, scales, zeros), bias, weight.group)
         return linear if weight.order is None else ReorderedLinear(linear, weight.order)
+
+    def _packed_groups(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of groups [outputs, groups] in the order of panels, in float32."""
+        outputs, groups = values.shape
+        values, packed = values.float().contiguous(), torch.empty(_padded(outputs) * groups)
+        self._functions["pack_groups"](values.data_ptr(), packed.data_ptr(), outputs, groups)
+        return packed
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Kernels.layer_norm."""

@@ -72,7 +72,7 @@ class CpuLibrary(ctypes.CDLL):
 
     @functools.cached_property
     def vnni(self) -> bool:
-        """Whether integers of w8a8 are multiplied by VPDPBUSD: if compiler and processor have it.
+        """Whether integers of w8a8 and w4a8 are multiplied by VPDPBUSD: if compiler and processor have it.
 
         See cpu/integer_linear.h.
         """

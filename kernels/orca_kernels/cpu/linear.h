@@ -111,6 +111,18 @@ void pack(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {
   }
 }
 
+// Packs scales or zero points [outputs, groups] as [outputs / kPanel, groups, kPanel]; outputs are padded with zeros.
+inline void pack_groups(const float *from, float *to, int64_t outputs, int64_t groups) {
+  const int64_t panels = (outputs + kPanel - 1) / kPanel;
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    for (int64_t group = 0; group < groups; ++group) {
+      for (int64_t output = panel * kPanel; output < (panel + 1) * kPanel; ++output) {
+        *to++ = output < outputs ? from[output * groups + group] : 0;
+      }
+    }
+  }
+}
+
 inline Floats gelu_tanh(Floats x) {
   const Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   return x / (1.0f + exponential(-2.0f * inner));
@@ -174,9 +186,9 @@ struct RowBlocks {
   static constexpr int64_t kMostRows = kRowsAtOnce;
   const Call &call;
   int64_t first_row, rows;
-  int64_t steps = row_words(call.inputs), count = (rows + kMostRows - 1) / kMostRows;
+  int64_t steps = row_words(call), count = (rows + kMostRows - 1) / kMostRows;
 
-  static int64_t row_words(int64_t inputs) { return inputs / Product<Row>::kWidth; }  // of a packed row
+  static int64_t row_words(const Call &call) { return call.inputs / Product<Row>::kWidth; }  // of a packed row
 
   int64_t begin(int64_t block) const { return rows * block / count; }
 
@@ -208,7 +220,7 @@ struct RowBlocks {
 template <typename Call, typename Blocks = RowBlocks<Call>>
 void linear(const Call &call) {
   constexpr int64_t kMostRows = Blocks::kMostRows;
-  const int64_t row_words = Blocks::row_words(call.inputs), panels = (call.outputs + kPanel - 1) / kPanel;
+  const int64_t row_words = Blocks::row_words(call), panels = (call.outputs + kPanel - 1) / kPanel;
   const int64_t chunk = std::max<int64_t>(kMostRows, kChunkWords / row_words / kMostRows * kMostRows);
   static thread_local Lines<uint32_t> memory;  // reused by later calls
   memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * row_words));

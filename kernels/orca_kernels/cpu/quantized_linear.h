@@ -1,6 +1,6 @@
-// y = x W^T + b for weights of eight or four bits: W[output, input] = number x scale[output, group], groups of `group`
-// inputs, a multiple of 8. Numbers are widened to floats in registers, and rows of bfloat16 when they are packed. The sum of a group is
-// multiplied by its scale and added to the sum of the groups before it.
+// y = x W^T + b for weights of eight or four bits: W[output, input] = (number - zero[output, group]) x scale[output, group],
+// groups of `group` inputs, a multiple of 8. Numbers are widened to floats in registers, and rows of bfloat16 when they are
+// packed. The sum of a group is multiplied by its scale and added to the sum of the groups before it.
 #pragma once
 
 #include "linear.h"
@@ -13,7 +13,8 @@ constexpr int64_t kLineBytes = 64;  // of a cache line
 
 inline int64_t scale_groups(int64_t inputs, int64_t group) { return (inputs + group - 1) / group; }
 
-// A format says how a panel stores the numbers of its outputs: blocks of kInputs inputs, of kWords words each.
+// A format says how a panel stores the numbers of its outputs: blocks of kInputs inputs, of kWords words each. `add` adds the
+// products of numbers less `zeros`, where kZeros says that there are zero points.
 
 // A byte for each number: [inputs, kPanel].
 struct Int8 {
@@ -26,12 +27,13 @@ struct Int8 {
     panel[input * kPanel + column] = static_cast<Word>(number);
   }
 
-  template <int kRows>
+  template <bool kZeros, int kRows>
   static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers,
-                              int64_t inputs) {
+                              int64_t inputs, const Floats (&zeros)[kVectors]) {
     for (int64_t input = 0; input < inputs; ++input, numbers += kPanel, words += kRows) {
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
-        add_input<kRows>(group, part, words, widened(numbers + part * kLanes));
+        const Floats wide = widened(numbers + part * kLanes);
+        add_input<kRows>(group, part, words, kZeros ? wide - zeros[part] : wide);
       }
     }
   }
@@ -48,14 +50,15 @@ struct Int4 {
     panel[input / kInputs * kPanel + column] |= static_cast<Word>(number + 8) << (4 * (input % kInputs));
   }
 
-  template <int kRows>
+  template <bool kZeros, int kRows>
   static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers,
-                              int64_t inputs) {
+                              int64_t inputs, const Floats (&zeros)[kVectors]) {
     Words left[kVectors];
     ORCA_UNROLL for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
     for (int64_t input = 0; input < inputs; ++input, words += kRows) {
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
-        add_input<kRows>(group, part, words, lowest_four_bits(left[part]));
+        const Floats wide = lowest_four_bits(left[part]);
+        add_input<kRows>(group, part, words, kZeros ? wide - zeros[part] : wide);
         left[part] = left[part] >> 4;
       }
     }
@@ -67,16 +70,25 @@ struct QuantizedCall : MapCall<T> {
   using Row = float;
   const typename Format::Word *panels;  // [outputs / kPanel, Format::words(inputs)]
   const float *scales;                  // [outputs / kPanel, groups, kPanel]
+  const float *zeros;                   // the same shape, or null: all are 0
   int64_t group;                        // inputs with a common scale
 
   // See LinearCall::multiply.
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
+    zeros ? multiply_less<true, kRows>(words, panel, sums) : multiply_less<false, kRows>(words, panel, sums);
+  }
+
+ private:
+  template <bool kZeros, int kRows>
+  void multiply_less(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
     constexpr int64_t kInputs = Format::kInputs, kBytes = Format::kWords * sizeof(typename Format::Word);
     const typename Format::Word *numbers = panels + panel * Format::words(this->inputs);
-    const float *scale = scales + panel * scale_groups(this->inputs, group) * kPanel;
-    for (int64_t first = 0; first < this->inputs; first += group, scale += kPanel) {
+    int64_t place = panel * scale_groups(this->inputs, group) * kPanel;  // of the group's scales and zeros
+    for (int64_t first = 0; first < this->inputs; first += group, place += kPanel) {
       const int64_t end = std::min(this->inputs, first + group);
+      Floats of_group[kVectors] = {};
+      for (int part = 0; kZeros && part < kVectors; ++part) of_group[part] = load(zeros + place + part * kLanes);
       Floats products[kRows][kVectors] = {};
       int64_t input = first;
       for (; input + kInputs <= end; input += kInputs, words += kInputs * kRows, numbers += Format::kWords) {
@@ -85,34 +97,31 @@ struct QuantizedCall : MapCall<T> {
           __builtin_prefetch(bytes + kAhead * kPanel * 4);  // as many bytes as in LinearCall
           __builtin_prefetch(bytes + kFarAhead * kPanel * 4, 0, 2);
         }
-        Format::template add<kRows>(products, words, numbers, kInputs);
+        Format::template add<kZeros>(products, words, numbers, kInputs, of_group);
       }
-      if (input < end) Format::template add<kRows>(products, words, numbers, end - input);  // only the last group
+      if (input < end) {  // only in the last group
+        Format::template add<kZeros>(products, words, numbers, end - input, of_group);
+      }
       ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
         ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
-          sums[row][part] = multiply_add(products[row][part], load(scale + part * kLanes), sums[row][part]);
+          sums[row][part] = multiply_add(products[row][part], load(scales + place + part * kLanes), sums[row][part]);
         }
       }
     }
   }
 };
 
-// Packs numbers [outputs, inputs] and scales [outputs, groups] into panels of zeros; outputs are padded with zeros.
+// Packs numbers [outputs, inputs] into panels of zeros; outputs are padded with zeros.
 template <typename Format>
-void pack_quantized(const int8_t *weight, const float *scales, typename Format::Word *panels, float *panel_scales,
-                    int64_t inputs, int64_t outputs, int64_t group_size) {
-  const int64_t groups = scale_groups(inputs, group_size), count = (outputs + kPanel - 1) / kPanel;
+void pack_quantized(const int8_t *weight, typename Format::Word *panels, int64_t inputs, int64_t outputs) {
+  const int64_t count = (outputs + kPanel - 1) / kPanel;
 #pragma omp parallel for
   for (int64_t panel = 0; panel < count; ++panel) {
     typename Format::Word *to = panels + panel * Format::words(inputs);
     for (int64_t column = 0; column < kPanel; ++column) {
       const int64_t output = panel * kPanel + column;
-      const bool exists = output < outputs;
-      for (int64_t input = 0; exists && input < inputs; ++input) {
+      for (int64_t input = 0; output < outputs && input < inputs; ++input) {
         Format::put(to, input, column, weight[output * inputs + input]);
-      }
-      for (int64_t group = 0; group < groups; ++group) {
-        panel_scales[(panel * groups + group) * kPanel + column] = exists ? scales[output * groups + group] : 0;
       }
     }
   }

@@ -108,7 +108,7 @@ struct TileBlocks {
   static constexpr int64_t kMostRows = 2 * kTileRows;
   const Call &call;
   int64_t first_row, rows;
-  int64_t steps = row_steps(call.inputs), words_of_row = row_words(call.inputs);
+  int64_t steps = row_steps(call.inputs), words_of_row = row_words(call);
   int64_t count = (rows + kMostRows - 1) / kMostRows;
   Tiles tiles = {};
 
@@ -116,7 +116,7 @@ struct TileBlocks {
     return (Call::steps(inputs) + kTileWords - 1) / kTileWords * kTileWords;
   }
 
-  static int64_t row_words(int64_t inputs) { return row_steps(inputs) + Call::kFactorWords; }
+  static int64_t row_words(const Call &call) { return row_steps(call.inputs) + Call::kFactorWords; }
 
   int64_t height(int64_t block) const { return std::min(kMostRows, rows - block * kMostRows); }
 

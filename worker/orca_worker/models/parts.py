@@ -12,7 +12,7 @@ import torch
 from orca_kernels import interface
 from orca_kernels.fallback import Operations
 from orca_kernels.interface import AttentionForm, LinearMap
-from orca_kernels.quantization import QuantizedWeight, quantize
+from orca_kernels.quantization import W4A8, QuantizedWeight, quantize
 from torch.nn import functional
 
 from orca_worker.adapters import Adapters
@@ -184,7 +184,10 @@ class Parts:
 
     def _quantized(self, part: MapPart, scope: Scope) -> QuantizedWeight:
         assert self._weight_format is not None
-        return read_weight(self._weight_format, scope, part)
+        weight = read_weight(self._weight_format, scope, part)
+        if self.spec.quantization != W4A8:  # which `WeightFormat.served_as` permits for weights of four bits only
+            return weight
+        return replace(weight, quantization=W4A8)
 
     def _joined(self, weights: list[Weight], biases: list[torch.Tensor]) -> LinearMap:
         """Prepare maps of the same input as one map, or side by side if their weights cannot be joined."""

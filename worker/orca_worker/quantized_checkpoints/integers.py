@@ -8,9 +8,6 @@ import torch
 from orca_kernels.quantization import BITS, W8A8, WEIGHT_ONLY, QuantizedWeight
 
 from orca_worker.errors import ModelError
-from orca_worker.quantized_checkpoints.weight_format import OTHER_MODEL
-
-LEAST, LARGEST = -(1 << 7), (1 << 7) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +29,7 @@ class StoredIntegers:
     """True if the map quantises its input, too; then it has neither zero points nor act-order."""
 
     def weight(self) -> QuantizedWeight:
-        """Return the weight with the same values; the tensors are overwritten.
-
-        Four bits with zero points become eight bits if a difference needs them. Raises ModelError for groups of other
-        sizes, and for differences beyond eight bits.
-        """
+        """Return the weight with the same values; raise ModelError for groups of other sizes."""
         if self.integer_activations:
             return QuantizedWeight(W8A8, self.numbers, self.scales.float(), self.group)
         order, numbers = None, self.numbers
@@ -44,15 +37,9 @@ class StoredIntegers:
             order = self._order(self.group_of)
         if order is not None:
             numbers = numbers.index_select(1, order)
-        if self.zeros is not None and self.zeros.any():
-            for index, part in enumerate(torch.split(numbers, self.group, dim=1)):
-                difference = part.short() - self.zeros[:, index : index + 1]
-                if not LEAST <= int(difference.min()) <= int(difference.max()) <= LARGEST:
-                    raise ModelError(f"integers of eight bits less their zero points need nine bits: {OTHER_MODEL}")
-                part.copy_(difference)
-        bits = 4 if self.bits == 4 and int(numbers.min()) >= -8 and int(numbers.max()) < 8 else 8
-        quantization = next(name for name in WEIGHT_ONLY if BITS[name] == bits)
-        return QuantizedWeight(quantization, numbers, self.scales.float(), self.group, order)
+        quantization = next(name for name in WEIGHT_ONLY if BITS[name] == self.bits)
+        zeros = self.zeros if self.zeros is not None and self.zeros.any() else None
+        return QuantizedWeight(quantization, numbers, self.scales.float(), self.group, order, zeros)
 
     def _order(self, group_of: torch.Tensor) -> torch.Tensor | None:
         """Return the inputs sorted by group, None if they are; raise ModelError for groups of other sizes."""

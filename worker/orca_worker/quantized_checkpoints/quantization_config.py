@@ -14,7 +14,7 @@ from orca_worker.errors import ModelError
 from orca_worker.quantized_checkpoints.awq import AwqFile
 from orca_worker.quantized_checkpoints.compressed_tensors import CompressedTensorsFile, PackedFormat
 from orca_worker.quantized_checkpoints.gptq import GptqFile, GptqFormat
-from orca_worker.quantized_checkpoints.weight_format import WeightFormat, refuse
+from orca_worker.quantized_checkpoints.weight_format import WeightFormat, errors_of, refuse
 
 FIELD = "quantization_config"
 MARKERS = (GptqFormat.marker, PackedFormat.marker)
@@ -64,11 +64,8 @@ def check_use(weight_format: WeightFormat | None, quantization: Quantization, de
     """Raise ModelError if a checkpoint of this format cannot be served with these options."""
     if weight_format is None:
         return
-    if quantization not in ("none", weight_format.quantization):
-        raise ModelError(
-            f"{FIELD}: the weights are quantised already ({weight_format.name}), which --quantization {quantization} "
-            f"contradicts: leave the option out"
-        )
+    with errors_of(FIELD):
+        weight_format.served_as(quantization)
     if device == "cuda":
         raise ModelError(
             f"{FIELD}: the CUDA kernels lack products of quantised weights ({weight_format.name}): use a CPU, or the "

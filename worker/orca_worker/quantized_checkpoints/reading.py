@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from orca_kernels.quantization import BITS, QuantizedWeight
+from orca_kernels.quantization import QuantizedWeight
 
 from orca_worker.checkpoint import Scope
 from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat, errors_of
@@ -29,7 +30,8 @@ def read_weight(weight_format: WeightFormat, scope: Scope, part: MapPart) -> Qua
 def joined(weights: Sequence[Weight]) -> list[tuple[Weight, int]]:
     """Join successive weights of the same input along their outputs; return each with the number of its weights.
 
-    Plain weights join with plain ones, and quantised ones if they have the same groups of inputs in the same order.
+    Plain weights join with plain ones, and weights of one quantization if they have the same groups of inputs in the
+    same order.
     """
     runs: list[list[Weight]] = []
     for weight in weights:
@@ -43,9 +45,11 @@ def joined(weights: Sequence[Weight]) -> list[tuple[Weight, int]]:
 def _join(first: Weight, second: Weight) -> bool:
     if not isinstance(first, QuantizedWeight) or not isinstance(second, QuantizedWeight):
         return type(first) is type(second)
+    if (first.quantization, first.group) != (second.quantization, second.group):
+        return False
     if first.order is None or second.order is None:
-        return first.group == second.group and first.order is second.order
-    return first.group == second.group and torch.equal(first.order, second.order)
+        return first.order is second.order
+    return torch.equal(first.order, second.order)
 
 
 def _concatenated(run: Sequence[Weight]) -> Weight:
@@ -53,10 +57,16 @@ def _concatenated(run: Sequence[Weight]) -> Weight:
     quantized = [weight for weight in run if isinstance(weight, QuantizedWeight)]
     if len(run) == 1 or plain:
         return run[0] if len(run) == 1 else torch.cat(plain)
-    return QuantizedWeight(
-        max((weight.quantization for weight in quantized), key=BITS.__getitem__),
-        torch.cat([weight.numbers for weight in quantized]),
-        torch.cat([weight.scales for weight in quantized]),
-        quantized[0].group,
-        quantized[0].order,
+    zeros = None
+    if any(weight.zeros is not None for weight in quantized):
+        zeros = torch.cat([_zeros_of(weight) for weight in quantized])
+    return replace(
+        quantized[0],
+        numbers=torch.cat([weight.numbers for weight in quantized]),
+        scales=torch.cat([weight.scales for weight in quantized]),
+        zeros=zeros,
     )
+
+
+def _zeros_of(weight: QuantizedWeight) -> torch.Tensor:
+    return torch.zeros_like(weight.scales, dtype=torch.int8) if weight.zeros is None else weight.zeros

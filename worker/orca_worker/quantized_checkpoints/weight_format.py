@@ -22,6 +22,7 @@ from orca_worker.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
+    from orca_contract.model_choices import Quantization
 
     from orca_worker.quantized_checkpoints.integers import StoredIntegers
 
@@ -29,7 +30,7 @@ WORD_BITS = 32
 SUPPORTED_BITS = (4, 8)
 WHOLE_ROW = -1
 """Group size of config.json: all inputs of an output have one scale."""
-OTHER_MODEL = "serve the unquantised checkpoint with --quantization int8, int4 or w8a8"
+OTHER_MODEL = "serve the unquantised checkpoint with --quantization int8, int4, w8a8 or w4a8"
 
 GroupSize = Annotated[int, Field(ge=WHOLE_ROW, le=MAX_COUNT)]
 
@@ -98,6 +99,20 @@ class WeightFormat(ABC):
     def quantization(self) -> str:
         """The value of `--quantization` that gives such maps."""
         return "w8a8" if self.integer_activations else f"int{self.bits}"
+
+    def served_as(self, wanted: Quantization) -> str:
+        """Return how a request for a quantization serves these weights, as `name`; raise ModelError if it cannot.
+
+        Weights of four bits can also be multiplied by activations of eight bits.
+        """
+        if wanted in ("none", self.quantization):
+            return self.name
+        if wanted == "w4a8" and self.quantization == "int4":
+            return f"{self.method} {wanted}"
+        raise ModelError(
+            f"the weights are quantised already ({self.name}), which --quantization {wanted} contradicts: leave the "
+            "option out"
+        )
 
     @property
     def per_word(self) -> int:
