@@ -108,7 +108,7 @@ async def run_server(
             await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():
                 await started
-                _begin_service(endpoint, engine, ports)
+                _begin_service(endpoint, engine, ports, config)
                 await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():
                     raise EngineUnavailableError(failed.result())
@@ -210,7 +210,7 @@ async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> 
         await front.joined()
 
 
-def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> None:
+def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports, config: EngineConfig) -> None:
     """Resume the journalled requests and the batches, and log that the server is ready."""
     if endpoint.resumable is not None and (num_resumed := endpoint.resumable.resume()):
         logger.info("--journal: %d requests of an earlier master are resumed", num_resumed)
@@ -220,7 +220,7 @@ def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports) -> No
         endpoint.batches.start()
     freeze_and_bound()
     address = ports.api[0].getsockname()
-    for line in start_report(engine.engine.snapshot):
+    for line in start_report(engine.engine.snapshot, config.speculative_tokens):
         logger.info("%s", line)
     logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
     if ports.parent is not None:

@@ -8,8 +8,11 @@ from orca_contract.state import PipelinePhase
 from orca_master.engine.snapshot import EngineSnapshot
 
 
-def start_report(engine: EngineSnapshot) -> list[str]:
-    """Return the lines about an engine that serves; a line leaves out what older workers do not report."""
+def start_report(engine: EngineSnapshot, speculative_tokens: int) -> list[str]:
+    """Return the lines about an engine that serves; a line leaves out what older workers do not report.
+
+    `speculative_tokens`: most drafted tokens of a request in an iteration; 0: nothing is drafted.
+    """
     formed, topology = engine.formed, engine.topology
     if formed is None:
         return []
@@ -32,6 +35,9 @@ def start_report(engine: EngineSnapshot) -> list[str]:
     ]
     exactness = f"level {formed.exactness} of exactness"
     lines.insert(2, f"kernels: {formed.kernels}, {exactness}" if formed.kernels else f"kernels: {exactness}")
+    if speculative_tokens:
+        source = f"the model {draft}" if (draft := topology.model.draft_path) else "repetitions of prompt and answer"
+        lines.append(f"drafts: at most {_counted(speculative_tokens, 'token')} of a request at once, from {source}")
     return lines
 
 
