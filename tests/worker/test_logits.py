@@ -170,6 +170,7 @@ def test_integers_are_as_close_to_the_exact_model_as_transformers_with_rounded_w
     theirs = make_model(variant)
     exact = checkpoints.reference(theirs, prompt, 1).logits
     round_weights(theirs, quantization)
+    of_weights = checkpoints.reference(theirs, prompt, 1).logits
     round_inputs(theirs, group=group)
     rounded = checkpoints.reference(theirs, prompt, 1).logits
     model = PartitionedModel(checkpoint(variant), 2, quantization=quantization)
@@ -177,6 +178,8 @@ def test_integers_are_as_close_to_the_exact_model_as_transformers_with_rounded_w
     ours, expected = ((other - exact).square().mean().sqrt() for other in (logits, rounded))
     assert 0.8 * expected < ours < 1.25 * expected
     assert expected < most * exact.square().mean().sqrt()
+    ours, without = ((other - rounded).square().mean().sqrt() for other in (logits, of_weights))
+    assert ours < 0.8 * without, "activations are quantised"
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])

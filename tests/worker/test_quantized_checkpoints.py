@@ -90,6 +90,46 @@ def test_checkpoints_of_four_bits_with_activations_of_eight(name, tmp_path):
     assert load_partition(wanted, 0, lambda _: None).facts().quantization == f"{case.scheme.method} w4a8"
 
 
+@pytest.mark.parametrize(
+    "name",
+    one_short([name for name, case in CASES.items() if case.scheme.bits == 4], "gptq of gpt2, zero points, act-order"),
+)
+def test_activations_of_eight_bits_beside_any_weights_of_four(name, written):
+    """The kernels are far closer to the reference than both are to the model without quantised activations."""
+    path, _ = written(name)
+    case, (prompt,) = CASES[name], make_prompts((150,))
+    plain = [ReferenceKernels()] * case.partitions
+    models = (
+        PartitionedModel(path, case.partitions, case.ranks, quantization="w4a8"),
+        PartitionedModel(path, case.partitions, case.ranks, quantization="w4a8", kernels=plain),
+        PartitionedModel(path, case.partitions, case.ranks),
+    )
+    ours, expected, exact = (model.logits(model.iteration([(0, 0, list(prompt))], max_tokens=176)) for model in models)
+    error, change = ((other - expected).square().mean().sqrt() for other in (ours, exact))
+    assert error < 0.4 * change
+
+
+@pytest.mark.parametrize(("name", "value"), [("weight", 8), ("weight", -9), ("weight_zero_point", 127)])
+def test_bytes_of_more_than_four_bits_are_refused(name, value, written, tmp_path):
+    """Files of int-quantized have a byte for each integer, whatever num_bits says."""
+    path = shutil.copytree(written("int-quantized, groups with zero points")[0], tmp_path / "model")
+    edit_config(path, with_four_bits)
+    file = path / "model.safetensors"
+    tensors = {key: each.clamp(-8, 7) if each.dtype == torch.int8 else each for key, each in load_file(file).items()}
+    save_file(tensors, file)
+    load_partition(request(path), 0, lambda _: None)
+    tensors[f"model.layers.0.mlp.up_proj.{name}"][0, 0] = value
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=rf"up_proj: {name}: integers from -8 to 7 are expected, by num_bits 4"):
+        load_partition(request(path), 0, lambda _: None)
+
+
+def with_four_bits(config):
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group["weights"]["num_bits"] = 4
+    return config
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Return the folder and the dequantised model of a case, made when first asked for."""

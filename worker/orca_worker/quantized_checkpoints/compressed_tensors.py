@@ -236,7 +236,15 @@ class BytesFormat(CompressedTensorsFormat):
 
     def integers(self, part: MapPart, stored: Mapping[str, torch.Tensor]) -> StoredIntegers:
         """See WeightFormat."""
+        for name in ("weight", "weight_zero_point"):
+            self._check_range(name, stored.get(name))
         return self.assembled(part, stored, stored["weight"].contiguous(), stored.get("weight_zero_point"))
+
+    def _check_range(self, name: str, values: torch.Tensor | None) -> None:
+        """Raise ModelError for values of more bits than the format's: the files have a byte for each."""
+        least = -(1 << (self.bits - 1))
+        if values is not None and values.numel() and not least <= int(values.min()) <= int(values.max()) < -least:
+            raise ModelError(f"{name}: integers from {least} to {-least - 1} are expected, by num_bits {self.bits}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
