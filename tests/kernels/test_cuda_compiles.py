@@ -10,6 +10,7 @@ from cuda_resources import resources
 from orca_kernels.cuda.modules import ELEMENTS, Kernel, attention_source, program
 from orca_kernels.cuda.work import PLAN
 from support.cubins import cubin_bytes
+from support.variants import one_short
 
 ROWS = [Kernel("rows.cu", "orca_layer_norm", dtype) for dtype in ELEMENTS]
 SHAPES = [(dtype, head_dim) for dtype in ELEMENTS for head_dim in (32, 64, 80, 128, 256)]
@@ -22,7 +23,7 @@ SAMPLING = [  # the models' logits are float32
 KERNELS = [*ROWS, *ATTENTION, *MERGE, *SAMPLING, PLAN]
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", one_short(["sm_80", "sm_90"], "sm_90"))
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda it: it.source + "".join(it.macros))
 def test_a_cubin_comes_out(kernel, architecture):
     functions = resources(cubin_bytes(kernel, architecture), architecture)

@@ -102,6 +102,7 @@ def test_a_recorded_product_is_the_same_when_it_is_replayed(kernels, num_rows):
         assert torch.equal(output, replayed)
 
 
+@pytest.mark.long  # compiles for another processor
 def test_the_library_for_amx_has_the_instructions():
     """The compiler of the tests knows them, and nothing replaces them."""
     objdump = shutil.which("objdump")

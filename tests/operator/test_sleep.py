@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_contract.state import EngineState, PipelinePhase, StateReport
 from orca_operator import names
@@ -94,6 +94,7 @@ requests = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 20)), max_size=
 """Requests: seconds since the one before began, and seconds that it takes."""
 
 
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # an example takes more than a second
 @given(requests, st.integers(0, 60), st.integers(1, 20), st.integers(1, 40))
 def test_a_history_of_requests(gaps, delay, formation, interval):
     """A model of master and operator, in seconds: passes come every `interval`, and at once with a waiting request.
