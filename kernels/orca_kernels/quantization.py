@@ -28,6 +28,7 @@ W8A8, W4A8 = "w8a8", "w4a8"
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4, W8A8: 8, W4A8: 4}
 """Bits of a number."""
 INTEGER_ACTIVATIONS = (W8A8, W4A8)
+"""Quantizations of weights and activations."""
 OUTPUTS_AT_ONCE = 1024
 """Outputs that `quantize` converts together, to bound peak memory."""
 

@@ -80,7 +80,7 @@ __attribute__((always_inline)) inline void add_groups(const GroupedIntegerCall<T
   }
 }
 
-// Multiplies bytes from 0 to 15 by signed ones: pairs of products are added in sixteen bits, which two of them fit into.
+// Multiplies bytes from 0 to 15 by signed bytes. The sum of four products fits into sixteen bits.
 struct NibbleProducts {
   static ORCA_INLINE Ints add(Ints to, Words even, Words odd, uint32_t even_inputs, uint32_t odd_inputs) {
 #if defined(__AVX512F__)

@@ -16,7 +16,7 @@ from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
-from orca_kernels.quantization import BITS, INTEGER_ACTIVATIONS, W4A8, W8A8, WEIGHT_ONLY, QuantizedWeight
+from orca_kernels.quantization import BITS, INTEGER_ACTIVATIONS, W8A8, WEIGHT_ONLY, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -185,7 +185,7 @@ class CpuKernels(ReferenceKernels):
                 kind = "tiles" if library.tiles else "dots"
                 self._functions[name] = self.calls.function(f"{name}_{kind}_{suffix}", signatures[name])
         weight_only = WEIGHT_ONLY if hasattr(library, "orca_pack_int8") else ()
-        self.quantized_products = frozenset({*weight_only, W8A8} | ({W4A8} if weight_only else set()))
+        self.quantized_products = frozenset(BITS if weight_only else (W8A8,))
         for quantization in weight_only:
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"
             self._functions[pack] = self.calls.function(pack, PACK)
