@@ -226,7 +226,7 @@ def test_keys_have_adapters_of_their_own(made, expected):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", ["rank", "controller"])
+@pytest.mark.parametrize("victim", ["rank", pytest.param("controller", marks=pytest.mark.exhaustive)])
 def test_a_lost_worker_has_the_adapters_again(made, expected, victim):
     """The stream of an adapter goes on with the same tokens, and its files are gone when a second one is lost."""
     model, adapters, _ = made

@@ -117,7 +117,7 @@ def any_rows(count: int, generator: np.random.Generator) -> pb.Iteration:
         pytest.param(1000, 100, "bfloat16", marks=pytest.mark.long),
         pytest.param(1000, 100, "float16", marks=pytest.mark.long),
         pytest.param(32_000, 100, "float32", marks=pytest.mark.long),
-        pytest.param(151_936, 40, "float32", marks=pytest.mark.long),
+        pytest.param(151_936, 40, "float32", marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize("kind", ["of a model", "nearly equal", "with ties"])
