@@ -38,6 +38,7 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
+@pytest.mark.long
 def test_faults_that_are_noticed_at_once():
     """One of each kind, somewhere."""
     rng = seeded()
