@@ -68,6 +68,15 @@ def test_the_keys_of_the_start_are_valid_at_once(tmp_path):
     assert KeyRing(frozenset(), tmp_path / "none", frozenset([digest("read")])).accepts("read")
 
 
+def test_the_digests_of_valid_keys_follow_the_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("old new")
+    ring = KeyRing(frozenset([digest("static")]), path, reload_seconds=0)
+    assert [ring.has(digest(key)) for key in ("old", "new", "static", "other")] == [True, True, True, False]
+    path.write_text("new")
+    assert [ring.has(digest(key)) for key in ("old", "new", "static")] == [False, True, True]
+
+
 def test_a_newline_after_the_variable_is_not_of_the_key(monkeypatch):
     """Secrets that were made from a file have one."""
     monkeypatch.setenv("ORCA_API_KEY", "secret\n")

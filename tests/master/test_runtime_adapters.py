@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from orca_contract.state import EngineState
 from orca_master.engine import supervisor as supervisor_module
+from orca_master.engine.adapter_calls import EngineAdapters
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.load_request import load_requests
 from orca_master.errors import ConfigurationError, EngineUnavailableError, ModelNotFoundError, RequestError
@@ -326,3 +328,30 @@ def test_without_the_option_workers_hear_nothing_of_adapters():
         load_requests(topology("a").pipelines[0], topology("a"), config) for config in (off, START)
     )
     assert (without.runtime_adapters, changing.runtime_adapters) == ("", "/d")
+
+
+def test_a_load_unloads_the_adapters_of_keys_that_are_not_valid_any_more():
+    """Their names are free at once, and their memory when their last requests have ended."""
+
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        valid = {"old", "new"}
+        thread = SimpleNamespace(engine=made.engine, on_engine=lambda call: asyncio.ensure_future(call()))
+        loader = EngineAdapters(thread, valid.__contains__)
+        await loader.load("x", "x", "old")
+        await loader.load("y", "y", "old")
+        await loader.load("z", "z", "new")
+        assert served(made) == [("x", 1, "old"), ("y", 2, "old"), ("z", 3, "new")]
+        set_hanging(made, True)
+        submit(made, "r", 1)
+        valid.remove("old")
+        await loader.load("y", "sub/y", "new")
+        assert served(made) == [("z", 3, "new"), ("y", 4, "new")]
+        with pytest.raises(ModelNotFoundError):
+            submit(made, "late", 1)
+        assert [adapter.number for adapter in made.engine.adapters.registry.present] == [1, 3, 4]
+        set_hanging(made, False)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        await made.until(lambda: on_workers(made) == [{3: "/d/z", 4: "/d/sub/y"}] * 2)
+
+    play(two, scene)

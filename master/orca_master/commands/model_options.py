@@ -49,8 +49,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="quantization while the weights are loaded, on CPUs: weights as integers of eight or four bits, with a "
         "scale per output and 128 inputs; or activations, too: (w8a8) weights and activations of eight bits, with a "
         "scale per output and per token, (w4a8) weights of four bits as with int4, activations of eight, with a scale "
-        "per token and group of inputs; for a checkpoint that is quantised already: only w4a8, if its weights have four "
-        "bits (none)",
+        "per token and group of inputs; for a checkpoint that is quantised already only w4a8, if its weights have "
+        "four bits (none)",
     )
     parser.add_argument(
         "--kv-cache-dtype",

@@ -28,6 +28,7 @@ from orca_master.commands.load_progress import load_progress
 from orca_master.commands.ports import SIGNALS, Ports
 from orca_master.commands.start_report import start_report
 from orca_master.endpoint.admin import create_admin_app, create_probes
+from orca_master.endpoint.api_keys import KeyRing
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.batch_calls import BatchCalls
 from orca_master.endpoint.config import EndpointConfig
@@ -75,7 +76,7 @@ async def run_server(
         engine,
         codec,
         template,
-        adapter_loader=EngineAdapters(engine) if endpoint_config.runtime_adapters else None,
+        adapter_loader=_adapter_loader(engine, endpoint_config),
     )
     async with contextlib.AsyncExitStack() as stack:
         journal_status: Callable[[], JournalStatus] = no_journal
@@ -201,6 +202,12 @@ async def _form(engine: EngineThread) -> None:
     """Start the engine and return when its pipelines serve."""
     async with load_progress(lambda: engine.engine.snapshot.loaded_bytes, sys.stderr):
         await engine.start()
+
+
+def _adapter_loader(engine: EngineThread, config: EndpointConfig) -> EngineAdapters | None:
+    if not config.runtime_adapters:
+        return None
+    return EngineAdapters(engine, KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests).has)
 
 
 async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> None:

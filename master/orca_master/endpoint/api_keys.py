@@ -100,6 +100,11 @@ class KeyRing:
         matches = [secrets.compare_digest(key_digest, known) for known in self._digests | self._from_file]
         return any(matches)
 
+    def has(self, key_digest: str) -> bool:
+        """Return True if the key with this digest is valid."""
+        self._reload_file()
+        return key_digest in self._digests | self._from_file
+
     def _reload_file(self) -> None:
         """Read the file again if it has changed; check at most every `reload_seconds`."""
         now = time.monotonic()

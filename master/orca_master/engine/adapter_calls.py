@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # API processes import this module and must not load gRPC
@@ -20,14 +21,25 @@ class AdapterLoader(Protocol):
 
 
 class EngineAdapters:
-    """See AdapterLoader. A change goes on if its caller is cancelled, because workers have begun it."""
+    """See AdapterLoader. A change goes on if its caller is cancelled, because workers have begun it.
 
-    def __init__(self, engine: EngineThread) -> None:
+    `is_valid`: whether a key with a digest is valid. A load first unloads the adapters of keys that are not any more.
+    """
+
+    def __init__(self, engine: EngineThread, is_valid: Callable[[str], bool]) -> None:
         self._engine = engine
+        self._is_valid = is_valid
 
     async def load(self, name: str, path: str, owner: str) -> None:
         """See AdapterLoader."""
-        await asyncio.shield(self._engine.on_engine(lambda: self._engine.engine.adapters.load(name, path, owner)))
+        owners = {adapter.owner for adapter in self._engine.engine.snapshot.adapters} - {"", owner}
+        gone = frozenset(other for other in owners if not self._is_valid(other))
+
+        async def change() -> None:
+            self._engine.engine.adapters.unload_all_of(gone)
+            await self._engine.engine.adapters.load(name, path, owner)
+
+        await asyncio.shield(self._engine.on_engine(change))
 
     async def unload(self, name: str, owner: str) -> None:
         """See AdapterLoader."""

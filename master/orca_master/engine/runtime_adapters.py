@@ -109,6 +109,16 @@ class RuntimeAdapters:
         logger.info("adapter %r is unloaded", name)
         self._on_change()
 
+    def unload_all_of(self, owners: frozenset[str]) -> None:
+        """Unload the adapters of owners that are ready, as `unload`; those that nobody uses are gone at once."""
+        for adapter in self.registry.ready:
+            if adapter.owner in owners:
+                self.registry.leave(adapter.name, adapter.owner)
+                logger.info("adapter %r is unloaded: the API key that loaded it is not valid any more", adapter.name)
+        if owners:
+            self.settle()
+            self._on_change()
+
     def settle(self) -> tuple[ServedAdapter, ...]:
         """Remove the adapters that leave and that no unfinished request uses; return those that requests may use.
 
