@@ -209,9 +209,12 @@ def test_a_stream_finishes_with_its_adapter_while_that_is_unloaded(served, made)
 
 
 @pytest.mark.long
-def test_keys_have_adapters_of_their_own(made, expected):
+def test_keys_have_adapters_of_their_own(made, expected, tmp_path):
+    """Those of a key that is removed from the file are unloaded by the next load, and their names are free."""
     model, adapters, _ = made
-    with serve(model, *options(adapters, "--api-key", "one", "--api-key", "two")) as server:
+    keys = tmp_path / "keys"
+    keys.write_text("one\n")
+    with serve(model, *options(adapters, "--api-key-file", str(keys), "--api-key", "two")) as server:
         assert load(server, "sql", "sql", "one").status_code == 200
         assert (names(server, "one"), names(server, "two")) == (["base", "sql"], ["base"])
         assert tokens(ask(server, "sql", "one")) == expected["sql"]
@@ -223,6 +226,11 @@ def test_keys_have_adapters_of_their_own(made, expected):
         assert tokens(ask(server, "poems", "two")) == expected["poems"]
         assert unload(server, "sql", "one").status_code == 200
         assert tokens(ask(server, "poems", "two")) == expected["poems"]
+        assert load(server, "sql", "sql", "one").status_code == 200
+        keys.write_text("three\n")
+        assert eventually(lambda: load(server, "sql", "poems", "two").status_code == 200), server.log
+        assert tokens(ask(server, "sql", "two")) == expected["poems"]
+        assert ask(server, "sql", "one").status_code == 401
 
 
 @pytest.mark.long
