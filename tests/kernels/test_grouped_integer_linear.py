@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,31 +10,18 @@ import torch
 from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels, PanelLinear
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
-from orca_kernels.cpu.targets import AVX2, X86_TARGETS, CpuTarget, processor_flags
+from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.interface import whole_group
 from orca_kernels.kv_quantization import quantize_rows
 from orca_kernels.quantization import GROUP, W4A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
-from support.cpu_targets import cpu_target_params, load
-from support.emulated_arm import EmulatedArmLibrary, emulated_arm_params
-from support.emulated_vnni import avx_vnni_library
+from support.cpu_targets import cpu_target_params
+from support.integer_products import AVX_VNNI, NEEDS_AVX2, PAIRS, on_avx2, opened, with_own_instructions
 
-FLAGS = processor_flags()
-PAIRS, AVX_VNNI = "without VNNI", "emulated AVX-VNNI"
-WITH_PRODUCTS = [param for param in cpu_target_params(FLAGS) if param.values[0].level != "x86-64"]
 LIBRARIES = [
-    pytest.param(None, PAIRS, id=PAIRS, marks=pytest.mark.skipif(not FLAGS >= AVX2, reason="needs AVX2")),
-    *(pytest.param(*param.values, "", id=param.id, marks=param.marks) for param in WITH_PRODUCTS),
-    *(
-        pytest.param(
-            next(target for target in X86_TARGETS if target.needs == AVX2),
-            instructions,
-            id=f"AVX2, {instructions}",
-            marks=[pytest.mark.long, pytest.mark.skipif(not FLAGS >= AVX2, reason="needs AVX2")],
-        )
-        for instructions in (PAIRS, AVX_VNNI)
-    ),
-    *(pytest.param(*param.values, "", id=param.id, marks=param.marks) for param in emulated_arm_params()),
+    pytest.param(None, PAIRS, id=PAIRS, marks=NEEDS_AVX2),
+    *with_own_instructions([param for param in cpu_target_params() if param.values[0].level != "x86-64"]),
+    *(on_avx2(instructions, f"AVX2, {instructions}") for instructions in (PAIRS, AVX_VNNI)),
 ]
 """Targets, and other instructions than a target's own."""
 ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 25, 50)
@@ -48,11 +34,8 @@ def dtype(request) -> torch.dtype:
 
 @pytest.fixture(scope="module")
 def library(target: CpuTarget | None, instructions: str) -> Iterator[CpuLibrary]:
-    loaded = avx_vnni_library(target) if target and instructions == AVX_VNNI else load(target)
-    if instructions == PAIRS:
-        loaded.vnni = False
-    with loaded.tensors_noted() if isinstance(loaded, EmulatedArmLibrary) else nullcontext():
-        yield loaded
+    with opened(target, instructions) as library:
+        yield library
 
 
 @pytest.fixture(scope="module")

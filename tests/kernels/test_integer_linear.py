@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
 from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels, PanelLinear
 from orca_kernels.cpu.library import CpuLibrary
-from orca_kernels.cpu.targets import AVX2, X86_TARGETS, CpuTarget, processor_flags
+from orca_kernels.cpu.targets import CpuTarget, processor_flags
 from orca_kernels.interface import Kernels, LinearMap, whole_group
 from orca_kernels.kv_quantization import quantize_rows
 from orca_kernels.quantization import W8A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
-from support.cpu_targets import EMULATED, arrangements, cpu_target_params, load
-from support.emulated_arm import EmulatedArmLibrary, emulated_arm_params
-from support.emulated_vnni import avx_vnni_library
+from support.cpu_targets import EMULATED, arrangements, cpu_target_params
+from support.integer_products import AVX_VNNI, PAIRS, on_avx2, opened, with_own_instructions
 
 FLAGS = processor_flags()
-PAIRS, AVX_VNNI = "without VNNI", "emulated AVX-VNNI"
 LIBRARIES = [
     *(pytest.param(target, "", id=target.name) for target in arrangements(FLAGS) if EMULATED in target.name),
     pytest.param(None, PAIRS, id=PAIRS),
-    *(
-        pytest.param(*param.values, "", id=param.id, marks=param.marks)
-        for param in cpu_target_params(FLAGS)
-        if EMULATED not in param.id
-    ),
-    pytest.param(
-        next(target for target in X86_TARGETS if target.needs == AVX2),
-        AVX_VNNI,
-        id=AVX_VNNI,
-        marks=[pytest.mark.long, pytest.mark.skipif(not FLAGS >= AVX2, reason="needs AVX2")],
-    ),
-    *(pytest.param(*param.values, "", id=param.id, marks=param.marks) for param in emulated_arm_params()),
+    *with_own_instructions([param for param in cpu_target_params(FLAGS) if EMULATED not in param.id]),
+    on_avx2(AVX_VNNI, AVX_VNNI),
 ]
 """Targets, and other instructions than a target's own."""
 ROWS = (1, 2, 3, 6, 7, 12, 13, 16, 17, 32, 33, 50)
@@ -47,11 +34,8 @@ def dtype(request) -> torch.dtype:
 
 @pytest.fixture(scope="module")
 def library(target: CpuTarget | None, instructions: str) -> Iterator[CpuLibrary]:
-    loaded = avx_vnni_library(target) if target and instructions == AVX_VNNI else load(target)
-    if instructions == PAIRS:
-        loaded.vnni = False
-    with loaded.tensors_noted() if isinstance(loaded, EmulatedArmLibrary) else nullcontext():
-        yield loaded
+    with opened(target, instructions) as library:
+        yield library
 
 
 @pytest.fixture(scope="module")

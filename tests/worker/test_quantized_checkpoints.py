@@ -54,40 +54,34 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(name, tmp_path):
 
 @pytest.mark.parametrize("name", one_short(W8A8_CASES, "w8a8, two ranks, head"))
 def test_checkpoints_with_quantised_activations(name, tmp_path):
-    """Logits are those of transformers with rounded inputs, up to inputs that two sums round to different integers."""
     case = W8A8_CASES[name]
-    theirs = make_quantised(case, tmp_path)
-    (prompt,) = make_prompts((150,))
-    exact = reference(theirs, prompt, NUM_TOKENS)
-    round_inputs(theirs, case.ranks, case.plain if case.head else {*case.plain, "lm_head"})
-    tokens = [*prompt, *exact.greedy[:-1]]
-    with torch.inference_mode():
-        expected = theirs(torch.tensor([tokens])).logits[0]
-    logits = logits_of(PartitionedModel(tmp_path, case.partitions, case.ranks), tokens, len(prompt))
-    error, change = ((other - expected).square().mean().sqrt() for other in (logits, exact.logits))
-    assert error < 0.2 * change
-    loaded = load_partition(request(tmp_path, tensor_parallel_size=case.ranks), 0, lambda _: None)
-    assert loaded.facts().quantization == "compressed-tensors w8a8"
+    check_quantised_activations(case, tmp_path, "none", "compressed-tensors w8a8")
 
 
 @pytest.mark.parametrize("name", one_short(W4A8_CASES, "gptq"))
 def test_checkpoints_of_four_bits_with_activations_of_eight(name, tmp_path):
-    """As the test above: groups of the inputs are rounded as those of the weights."""
     case = W4A8_CASES[name]
-    theirs = make_quantised(case, tmp_path)
+    check_quantised_activations(case, tmp_path, "w4a8", f"{case.scheme.method} w4a8", case.scheme.group)
+
+
+def check_quantised_activations(case, path, quantization, served_as, group=None):
+    """Logits are those of transformers with rounded inputs, up to inputs that two sums round to different integers.
+
+    `group`: inputs that are rounded together; None: whole rows.
+    """
+    theirs = make_quantised(case, path)
     (prompt,) = make_prompts((150,))
     exact = reference(theirs, prompt, NUM_TOKENS)
-    round_inputs(theirs, case.ranks, {"lm_head"}, group=case.scheme.group)
+    round_inputs(theirs, case.ranks, case.plain if case.head else {*case.plain, "lm_head"}, group)
     tokens = [*prompt, *exact.greedy[:-1]]
     with torch.inference_mode():
         expected = theirs(torch.tensor([tokens])).logits[0]
-    ours = PartitionedModel(tmp_path, case.partitions, case.ranks, quantization="w4a8")
-    error, change = (
-        (other - expected).square().mean().sqrt() for other in (logits_of(ours, tokens, len(prompt)), exact.logits)
-    )
+    ours = PartitionedModel(path, case.partitions, case.ranks, quantization=quantization)
+    logits = logits_of(ours, tokens, len(prompt))
+    error, change = ((other - expected).square().mean().sqrt() for other in (logits, exact.logits))
     assert error < 0.2 * change
-    wanted = request(tmp_path, tensor_parallel_size=case.ranks, quantization="w4a8")
-    assert load_partition(wanted, 0, lambda _: None).facts().quantization == f"{case.scheme.method} w4a8"
+    wanted = request(path, tensor_parallel_size=case.ranks, quantization=quantization)
+    assert load_partition(wanted, 0, lambda _: None).facts().quantization == served_as
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,7 @@ class RuntimeAdapters:
                 self.registry.leave(adapter.name, adapter.owner)
                 logger.info("adapter %r is unloaded: the API key that loaded it is not valid any more", adapter.name)
         if owners:
-            self.settle()
-            self._on_change()
+            self._on_change()  # which settles
 
     def settle(self) -> tuple[ServedAdapter, ...]:
         """Remove the adapters that leave and that no unfinished request uses; return those that requests may use.
