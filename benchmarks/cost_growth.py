@@ -27,7 +27,8 @@ from orca_master.llm import LLM, SamplingParams
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker.stage import Stage
 from profile_iteration import iteration

@@ -14,7 +14,8 @@ from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, blocks_for
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 UNBOUNDED = 1 << 60
 
@@ -53,7 +54,10 @@ class OrcaSetup:
 
 
 class OrcaScheduling:
-    """The master's `Scheduler` and ledger, called as by `EngineMaster`. Raises MisfitError."""
+    """The master's `Scheduler` and ledger, called as by `EngineMaster`, but without its spare iteration.
+
+    Raises MisfitError.
+    """
 
     def __init__(self, setup: OrcaSetup) -> None:
         if setup.slots < BLOCK_SIZE:

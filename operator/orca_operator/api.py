@@ -55,7 +55,7 @@ class Scheduler(Part):
     )
     target_itl_milliseconds: Annotated[int, Field(ge=0, le=3_600_000)] | None = Field(
         None, description="Target of the time between the tokens of an answer: while answers are generated, iterations "
-        "have fewer tokens of prompts. 0: only tokenBudget limits them. Default: 0."
+        "have fewer tokens of prompts. 0: no target. Default: 0."
     )  # fmt: skip
     admission: Annotated[AdmissionName, Effect.LIVE] = Field(
         "reserve", description="Allocation of K/V slots: for all tokens of a request at once (reserve, as in the "

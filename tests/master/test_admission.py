@@ -20,7 +20,8 @@ from orca_master.errors import QueueFullError
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
 

@@ -11,7 +11,8 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.scheduling.kv_ledger import KvLedger, blocks_for
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 
 @dataclass

@@ -10,7 +10,8 @@ from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import by_priority
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 
 def request(number: int, prompt: int = 16, answer: int = 48, priority: int = 0) -> Request:

@@ -22,7 +22,8 @@ from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker.draft_rows import DraftRows
 from orca_worker.rows import RowTable

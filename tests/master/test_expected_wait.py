@@ -11,7 +11,8 @@ from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import by_arrival, by_priority
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from support.overload import Arrival, Mix, Setting, Simulation, capacity, poisson
 
 MIXES = {

@@ -14,7 +14,8 @@ from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.prefix_cache import CacheUse, PrefixCache
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 configs = st.builds(
     SchedulerConfig,

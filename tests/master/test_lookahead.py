@@ -20,7 +20,8 @@ from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES, by_priority
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_master.scheduling.speculation import MOST_ROWS
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN

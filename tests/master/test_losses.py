@@ -15,7 +15,8 @@ from orca_master.engine.faults import Evidence, WorkerLostError, closest, lost_w
 from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_protos.exit_code import is_sent
 from support.fake_engine import Engine, play, topology

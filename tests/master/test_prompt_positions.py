@@ -19,7 +19,8 @@ from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request import LOSSES_BEFORE_ALONE, Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS, SamplingParameters
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import MAX_MESSAGE_BYTES
 from support.fake_engine import Engine, play, topology

@@ -9,7 +9,8 @@ from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 
 def request(arrival: int, prompt: tuple[int, ...], max_gen_tokens: int = 1, **sampling: float) -> Request:

@@ -14,7 +14,8 @@ from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger, PagedLedger, blo
 from orca_master.scheduling.policies import POLICIES, by_arrival, by_priority
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from support.draft_oracle import DraftOracle, ModelOracle, draft_after
 
 STOP = 5
@@ -27,6 +28,7 @@ configs = st.builds(
     token_budget=st.none() | st.integers(1, 40),
     balanced=st.booleans(),
     speculative_tokens=st.sampled_from([0, 0, 1, 4]),
+    keeps_spare_iteration=st.booleans(),
 )
 
 
@@ -110,6 +112,7 @@ class FakeEngine:
             num_tokens = sum(selection.num_tokens + len(selection.draft) for selection in selected)
             assert num_tokens <= self.config.token_budget
         self.check_order(pipeline, [selection.request for selection in selected])
+        num_admitted = len(self.scheduler._pipelines[pipeline].admitted)
         batch = self.scheduler.dispatch(pipeline, proposal)
         assert 0 <= ledger.num_reserved_slots <= ledger.num_blocks * BLOCK_SIZE
         tokens = []
@@ -131,7 +134,10 @@ class FakeEngine:
                 inputs = [*request.prompt, *request.generated, *scheduled.draft]
                 tokens += [next_token(inputs[:length]) for length in range(known, len(inputs) + 1)]
         self.in_flight[pipeline].append((batch, tokens))
-        assert self.scheduler.in_flight(pipeline) == len(self.in_flight[pipeline]) <= self.config.n_workers
+        assert self.scheduler.in_flight(pipeline) == len(self.in_flight[pipeline]) <= self.config.most_in_flight
+        is_full = len(batch.requests) == self.config.batch_size or batch.is_full
+        stages_suffice = num_admitted <= self.config.batch_size * self.config.n_workers
+        assert is_full or not stages_suffice or len(self.in_flight[pipeline]) <= self.config.n_workers
         return True
 
     def check_order(self, pipeline: str, selected: list[Request]) -> None:
@@ -405,6 +411,40 @@ def test_balanced_batches_keep_every_stage_busy():
         while engine.schedule("p0"):
             pass
         assert [len(batch.requests) for batch, _ in engine.in_flight["p0"]] == sizes
+
+
+def test_one_more_iteration_than_stages_is_in_flight_if_it_is_full():
+    config = SchedulerConfig(2, 2, None, keeps_spare_iteration=True)
+    for num_requests, sizes in ((6, [2, 2, 2]), (5, [2, 2]), (9, [2, 2, 2])):
+        engine = FakeEngine(config, [(4, 4)] * num_requests, 30)
+        for _ in range(num_requests):
+            engine.arrive()
+        while engine.schedule("p0"):
+            pass
+        assert [len(batch.requests) for batch, _ in engine.in_flight["p0"]] == sizes
+
+
+def test_requests_of_the_spare_iteration_go_on_when_it_is_not_full_any_more():
+    engine = FakeEngine(SchedulerConfig(2, 2, None, keeps_spare_iteration=True), [(4, 40)] * 5 + [(4, 2)], 30)
+    for _ in range(6):
+        engine.arrive()
+    for _ in range(60):
+        while engine.schedule("p0"):
+            pass
+        running = [len(request.generated) for request in engine.scheduler.admitted]
+        assert max(running, default=0) - min(running, default=0) <= 2
+        engine.complete("p0")
+
+
+def test_one_more_iteration_than_stages_is_in_flight_if_no_token_of_a_prompt_fits():
+    for last, sizes in ((40, [16, 16, 16]), (15, [16, 16])):
+        config = SchedulerConfig(8, 2, 16, balanced=False, keeps_spare_iteration=True)
+        engine = FakeEngine(config, [(40, 4), (40, 4), (last, 4)], 30)
+        for _ in range(3):
+            engine.arrive()
+        while engine.schedule("p0"):
+            pass
+        assert [batch.requests[0].num_tokens for batch, _ in engine.in_flight["p0"]] == sizes
 
 
 def test_a_request_that_does_not_fit_is_not_overtaken():

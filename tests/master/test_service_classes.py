@@ -18,7 +18,8 @@ from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request import Request, RequestState, ServiceClass
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
 
@@ -32,6 +33,7 @@ configs = st.builds(
     n_workers=st.integers(1, 3),
     token_budget=st.none() | st.integers(1, 40),
     balanced=st.booleans(),
+    keeps_spare_iteration=st.booleans(),
 )
 
 

@@ -12,7 +12,8 @@ from orca_master.scheduling.model_drafts import Guesses, ModelDrafts
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_master.scheduling.speculation import MOST_ROWS, num_accepted
 
 PROMPT = (4, 5, 6, 7, 4, 5)

@@ -90,3 +90,30 @@ def test_the_prompts_of_an_iteration_of_a_given_time():
         note(costs, drawn.choice([0, 0, 0, 300, 2000]), limited=False, noise=drawn.uniform(0.95, 1.05))
     assert costs.prompt_tokens_within(0.1) == pytest.approx((0.1 - BASE) / PROMPT, rel=0.1)
     assert costs.prompt_tokens_within(0.01) == pytest.approx(BASE / PROMPT, rel=0.1), "half of the time"
+
+
+def test_equal_iterations_have_as_many_tokens_of_prompts_as_their_answers_need():
+    costs = TokenCosts()
+    assert costs.even_prompt_budget(ROWS) is None, "nothing is measured"
+    for number in range(300):
+        note(costs, 1000 * (number % 2))
+    beside, alone = costs.even_prompt_budget(ROWS)
+    assert beside == pytest.approx(500, rel=0.1), "one request with 1,000 tokens begins in every second iteration"
+    assert alone == pytest.approx(8 * BASE / PROMPT, rel=0.01)
+    assert costs.even_prompt_budget(2 * ROWS).beside_answers == pytest.approx(1000, rel=0.1)
+
+
+def test_prompts_have_half_of_the_time_of_equal_iterations_if_answers_are_long():
+    costs = TokenCosts()
+    for number in range(300):
+        note(costs, 50 * (number % 10 == 0))
+    assert costs.even_prompt_budget(ROWS).beside_answers == pytest.approx(BASE / PROMPT, rel=0.01)
+
+
+def test_requests_that_generate_nothing_are_cut_like_prompts_alone():
+    """The generated tokens of the past lose their weight, until their share is no number any more."""
+    costs = TokenCosts()
+    for number in range(20_000):
+        note(costs, 500 + 1000 * (number % 2), rows=ROWS * (number < 10))
+    beside, alone = costs.even_prompt_budget(ROWS)
+    assert beside == alone == pytest.approx(8 * BASE / PROMPT, rel=0.01)

@@ -13,7 +13,8 @@ from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.request import Request as RealRequest
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from protocol_model.state import MASTER, NUM_PARTITIONS, Bounds, Master, Phase, State, Step, token
 
 PIPELINE, MODEL = "p", "m"

@@ -15,7 +15,8 @@ from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 STOP_TOKEN = 7
 
@@ -82,7 +83,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         setting = self.setting
-        config = SchedulerConfig(setting.max_batch_size, setting.num_partitions, 2048)
+        spare = setting.num_partitions > 1
+        config = SchedulerConfig(setting.max_batch_size, setting.num_partitions, 2048, keeps_spare_iteration=spare)
         self.scheduler = Scheduler(config, RequestPool(1 << 30, 1 << 60))
         self.scheduler.add_pipeline("a", LEDGERS[setting.admission](setting.num_blocks))
         self.expected = ExpectedWait(self.scheduler)

@@ -15,7 +15,8 @@ from orca_master.scheduling.batch import Batch, Proposal, Selection
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import Scheduler, SchedulerConfig
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 from orca_bench.scheduling import UNBOUNDED, check_fits
 

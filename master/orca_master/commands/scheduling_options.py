@@ -26,8 +26,8 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="MILLISECONDS",
         help="target of the time between the tokens of an answer: beside answers, an iteration has only so many tokens "
-        "of prompts as fit into this time by the measured costs, but prompts always have half of the time; 0: only the "
-        "token budget limits them (0)",
+        "of prompts as fit into this time by the measured costs, but prompts always have half of the time; 0: no "
+        "target, but with several partitions prompts are cut so that iterations take equally long (0)",
     )
     parser.add_argument(
         "--kv-slots",
@@ -51,7 +51,8 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-lookahead",
         action="store_true",
-        help="with one partition: send an iteration only after the result of the previous iteration",
+        help="send at most as many iterations as partitions before the result of the first, as in the paper; without "
+        "this option one more, where it does not depend on that result",
     )
     parser.add_argument(
         "--enable-prefix-caching",
@@ -71,5 +72,6 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-balanced-batches",
         action="store_true",
-        help="Algorithm 1 as printed: do not split few requests into a batch per partition",
+        help="Algorithm 1 as printed: with several partitions, do not split few requests into a batch per partition, "
+        "and cut prompts only by the token budget",
     )

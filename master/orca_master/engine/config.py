@@ -13,7 +13,7 @@ from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.request_pool import RequestPool
-from orca_master.scheduling.scheduler import SchedulerConfig
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:  # API processes import this module and must not load gRPC
     from orca_contract.topology import Topology
@@ -41,14 +41,16 @@ class EngineConfig:
     """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
 
     `token_budget` None: no limit; `target_itl`: target of the time between the tokens of an answer, by which
-    prompts are cut (prompt_budget.py), None: no limit; `kv_slots` None: sized from free memory. `admission`: a key
+    prompts are cut (prompt_budget.py), None: no target; `balanced`: batches of few requests are split, and prompts are
+    cut, so that no stage waits for another; `kv_slots` None: sized from free memory. `admission`: a key
     of kv_ledger.LEDGERS; `scheduling_policy`: a key of policies.POLICIES. `recovery_timeout`: maximum wait of
     requests, without progress, while no pipeline serves, if `worker_owner` is not ENGINE. `stall_timeout`: bound of
     an iteration, None: automatic (iteration_watch.py). `max_recovery_wait`: longest expected wait for which new
     requests are accepted meanwhile (recovery.py). `max_expected_wait`: longest expected wait in the queue for which
     new requests are accepted (admission.py). `drain_timeout`: maximum wait for running requests at the end.
-    `lookahead`: see lookahead.py; `prefix_caching`: see prefix_cache.py; `speculative_tokens`: most drafted tokens of a
-    request in an iteration, 0 for none (speculation.py); `enforce_eager`: no CUDA graphs;
+    `lookahead`: one more iteration than partitions is in flight (lookahead.py; SchedulerConfig.keeps_spare_iteration);
+    `prefix_caching`: see prefix_cache.py; `speculative_tokens`: most drafted tokens of a request in an iteration, 0 for
+    none (speculation.py); `enforce_eager`: no CUDA graphs;
     `attention_backend`: who computes the attention of GPUs; `all_reduce`: sum over the ranks of a worker on GPUs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
@@ -121,4 +123,8 @@ class EngineConfig:
             self.balanced,
             self.speculative_tokens,
             has_draft_model=topology.model.draft_path is not None,
+            # Under another policy requests pause, without which the spare iteration would be full.
+            keeps_spare_iteration=self.lookahead
+            and topology.pipeline_parallel_size > 1
+            and self.scheduling_policy == "fcfs",
         )

@@ -21,6 +21,7 @@ from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.token_masks import TokenMasks
 from orca_master.scheduling.batch import Batch, Proposal
 from orca_master.scheduling.lookahead import look_ahead
+from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -55,12 +56,8 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Send iterations until no request can be selected."""
-        if self._target_itl is not None:
-            # A request has a token in one of n_workers iterations that the pipeline returns.
-            seconds = self._target_itl / self._scheduler.config.n_workers
-            budget = self._expected_wait.prompt_budget(seconds)
-            if budget is not None:  # None also after equal iterations: the last budget stays
-                self._scheduler.prompt_budget = budget
+        if (budget := self._prompt_budget()) is not None:  # None also after equal iterations: the last budget stays
+            self._scheduler.prompt_budget = budget
         self._scheduler.draft_costs = self._expected_wait.draft_costs.costs
         while True:
             working = [supervisor for supervisor in self._pipelines.serving.values() if supervisor.is_open]
@@ -72,6 +69,13 @@ class Dispatcher:
                     if self._looks_ahead and supervisor.num_in_flight == 1 and supervisor.is_open:
                         self._advance(supervisor, lambda entry: look_ahead(self._scheduler, entry.newest_batch))
                 return
+
+    def _prompt_budget(self) -> PromptBudget | None:
+        config = self._scheduler.config
+        if self._target_itl is not None:
+            # A request has a token in one of these iterations that the pipeline returns.
+            return self._expected_wait.prompt_budget(self._target_itl / config.most_in_flight)
+        return self._expected_wait.even_prompt_budget() if config.balanced and config.n_workers > 1 else None
 
     def _precedence(self, supervisor: PipelineSupervisor) -> tuple[int, int]:
         head = next(iter(self._scheduler.pool), None)

@@ -18,6 +18,7 @@ from orca_master.engine.measured_draft_costs import MeasuredDraftCosts
 from orca_master.engine.token_costs import TokenCosts
 from orca_master.scheduling.backlog import backlog, leaves_behind
 from orca_master.scheduling.batch import Batch, ScheduledRequest
+from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 
@@ -76,9 +77,14 @@ class ExpectedWait:
         if request.service_class is ServiceClass.INTERACTIVE:
             self._lengths.note_end(request, self._scheduler.admitted)
 
-    def prompt_budget(self, seconds: float) -> int | None:
-        """Return how many tokens of prompts an iteration of `seconds` has, None before costs are known."""
-        return self._costs.prompt_tokens_within(seconds)
+    def prompt_budget(self, seconds: float) -> PromptBudget | None:
+        """Return the tokens of prompts of an iteration of `seconds` beside answers, None before costs are known."""
+        within = self._costs.prompt_tokens_within(seconds)
+        return None if within is None else PromptBudget(beside_answers=within)
+
+    def even_prompt_budget(self) -> PromptBudget | None:
+        """Return the tokens of prompts of iterations that take equally long, None before costs are known."""
+        return self._costs.even_prompt_budget(self._scheduler.config.max_batch_size)
 
     def seconds(self, request: Request | None = None) -> float:
         """Return the wait of a new interactive request, None for one behind all others that are interactive.

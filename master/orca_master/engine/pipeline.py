@@ -94,7 +94,7 @@ class Pipeline:
                     world_size=len(workers) * topology.tensor_parallel_size,
                     rendezvous_host=self._spec.workers[0] if partition else "",
                     group_timeout_ms=int(config.rank_timeout * 1000),
-                    max_in_flight=len(workers),
+                    max_in_flight=len(workers) + 1,  # the policy, and so the scheduler's bound, may change
                 )
             )
             for partition, worker in enumerate(workers)
@@ -164,7 +164,7 @@ class Pipeline:
         warmed_up = await all_workers(worker.warmup(warmup) for worker in self._connections)
         self.warmup_seconds = time.monotonic() - begun
         scarcest = min(warmed_up, key=lambda reply: reply.num_blocks)
-        num_requests = config.max_batch_size * len(self._connections)
+        num_requests = config.max_batch_size * config.for_scheduler(self._topology).most_in_flight
         usable = num_requests * blocks_for(max_model_len)
         if config.kv_slots is not None:
             self.num_blocks, self.sizing = config.kv_slots // BLOCK_SIZE, "as --kv-slots says"
@@ -199,12 +199,12 @@ class Pipeline:
     ) -> str:
         """Remove the adapters of other numbers than `kept`, load one, and return the digest of its files, "" without.
 
-        `iteration_seconds`: bound of an iteration, of which the workers may have one per partition before the change.
+        `iteration_seconds`: bound of an iteration. Before the change workers may have one per partition and one more.
         Raises ConfigurationError if a worker refuses (others may have loaded it), WorkerLostError also after `close`.
         """
         if not self._connections:
             raise WorkerLostError(f"the connections to pipeline {self.id} are closed", evidence=Evidence.GONE)
-        timeout_ms = int(iteration_seconds * 1000) * len(self._connections)
+        timeout_ms = int(iteration_seconds * 1000) * (len(self._connections) + 1)
         request = pb.ChangeAdaptersRequest(epoch=self.epoch, kept=kept, loaded=loaded, timeout_ms=timeout_ms)
         changed = await all_workers(worker.change_adapters(request) for worker in self._connections)
         digests = {reply.digest for reply in changed}

@@ -13,11 +13,16 @@ import math
 from typing import NamedTuple
 
 from orca_master.engine.moving_line import MovingLine
+from orca_master.scheduling.prompt_budget import PromptBudget
 
 WINDOW_SECONDS = 5.0
 """The weight of an iteration decreases by the factor e in so much time of iterations."""
 LEAST_ITERATIONS = 16
 """Slow iterations: the weight decreases by the factor e in so many of them."""
+
+
+PART = 8
+"""Most tokens of prompts, in those that take as long as an iteration without prompts: a ninth of the time is its part."""
 
 
 class Costs(NamedTuple):
@@ -60,6 +65,22 @@ class TokenCosts:
         if not self._generated:
             return Costs(equal, equal)
         return Costs(prompt, (self._seconds - prompt * self._prompt) / self._generated)
+
+    def even_prompt_budget(self, batch_size: int) -> PromptBudget | None:
+        """Return how many tokens of prompts iterations have if they all take equally long; None before costs are known.
+
+        Beside answers as many as requests have lately had per generated token, for the `batch_size` tokens of a full
+        batch: fewer would leave the batch with free places, more would leave other iterations without a prompt. At
+        least as many as take the time of an iteration without prompts, at most PART times as many, as without answers.
+        """
+        slope = self._line.slope()
+        if slope is None or slope <= 0 or not self._generated:
+            return None
+        half = self._line.constant(slope) / slope
+        if half <= 0:
+            return None
+        beside = min(PART * half, max(half, batch_size * self._prompt / self._generated))
+        return PromptBudget(math.ceil(beside), math.ceil(PART * half))
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.

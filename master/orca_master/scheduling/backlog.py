@@ -13,6 +13,7 @@ from orca_master.scheduling.answers_left import AnswersLeft
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.spare_iteration import num_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def _free_places(scheduler: Scheduler, service_class: ServiceClass) -> int:
     A running request of a later class pauses for them, so that it takes no place.
     """
     num_running = sum(request.service_class <= service_class for request in scheduler.admitted)
-    config = scheduler.config
-    places = min(config.max_batch_size, config.token_budget or config.max_batch_size)
-    return places * config.n_workers * max(1, len(scheduler.ledgers)) - num_running
+    pool = scheduler.pool
+    num_waiting = pool.num_interactive if service_class is ServiceClass.INTERACTIVE else len(pool)
+    places = num_places(scheduler.config, max(1, len(scheduler.ledgers)), num_running, num_waiting)
+    return places - num_running

@@ -36,8 +36,7 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         ledger.blocks_to_grow(request, request.num_scheduled + 1) for request in staying
     )
     # The limits may have become smaller while `batch` was in flight.
-    largest = min(config.max_batch_size, config.token_budget or config.max_batch_size)
-    if free_blocks < 0 or len(staying) > largest:
+    if free_blocks < 0 or len(staying) > config.batch_size:
         return Proposal()
     head = next(iter(scheduler.pool), None)
     if head is not None:

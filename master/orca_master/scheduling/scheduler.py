@@ -8,7 +8,9 @@ Extensions of the printed algorithm, each of which can be disabled:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
   puts all requests into one batch and leaves the other stages idle. A batch is capped at
   ceil(live / n_workers).
-- Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests.
+- Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests, and with
+  several stages also to make iterations equally long (prompt_budget.py).
+- Spare iteration: with several stages one more iteration is in flight (spare_iteration.py).
 - Paged admission: slots on demand; the youngest requests are preempted when slots run out (kv_ledger.py).
 - Shared prefixes: a request that begins with the tokens of another one shares its blocks (prefix_cache.py).
 - Speculative decoding: drafted tokens are computed beside the last token of an answer (speculation.py).
@@ -30,26 +32,13 @@ from orca_master.scheduling.candidates import Candidates
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
-from orca_master.scheduling.prompt_budget import prompt_limit
+from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.request import FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.room import Room
+from orca_master.scheduling.scheduler_config import SchedulerConfig
+from orca_master.scheduling.spare_iteration import may_be_spare, num_batches
 from orca_master.scheduling.speculation import num_accepted, with_drafts
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Options of the scheduler. `token_budget` is in input tokens per iteration, None for no limit.
-
-    `speculative_tokens`: most drafted tokens of a request in an iteration, 0 for none; `has_draft_model`: who drafts.
-    """
-
-    max_batch_size: int
-    n_workers: int
-    token_budget: int | None = None
-    balanced: bool = True
-    speculative_tokens: int = 0
-    has_draft_model: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +59,7 @@ class Scheduler:
         self._pipeline_of: dict[str, str] = {}
         self._suspects: list[Request] = []
         """Requests that run alone."""
-        self.prompt_budget: int | None = None
-        """Tokens of prompts per iteration while answers are generated (prompt_budget.py)."""
+        self.prompt_budget = PromptBudget()
         self.draft_costs = DraftCosts()
         self.num_pipeline_changes = 0
         """How often a pipeline has been added or removed."""
@@ -126,15 +114,18 @@ class Scheduler:
         order for it. For an interactive request that waits, it preempts requests of batches.
         """
         state = self._pipelines[pipeline]
-        if state.in_flight >= self.config.n_workers:
+        if state.in_flight >= self.config.most_in_flight:
             return Proposal()
         self._suspects = [request for request in self._suspects if request.runs_alone and request.finish_reason is None]
         alone = [entry for entry in self._suspects if self._pipeline_of.get(entry.request_id, pipeline) == pipeline]
         if not alone:
-            cap, n_workers = self.config.max_batch_size, self.config.n_workers
+            cap, divided_by = self.config.max_batch_size, num_batches(self.config, state.admitted)
             if self.config.balanced:
-                cap = batch_cap(cap, n_workers, self.pool, state.ledger, len(state.admitted), len(self._pipelines))
-            return self._fill(state, self.pool, state.admitted, cap)
+                cap = batch_cap(cap, divided_by, self.pool, state.ledger, len(state.admitted), len(self._pipelines))
+            proposal = self._fill(state, self.pool, state.admitted, cap)
+            if state.in_flight < divided_by or may_be_spare(self.config, proposal, state.admitted):
+                return proposal
+            return Proposal()
         if state.in_flight:
             return Proposal()
         waiting = [request for request in self.pool if request in alone]
@@ -147,7 +138,10 @@ class Scheduler:
         self, state: _Pipeline, waiting: Iterable[Request], admitted: Sequence[Request], batch_cap: int
     ) -> Proposal:
         """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
-        prompts = prompt_limit(self.prompt_budget, state.admitted)
+        prompts = None
+        if len(state.admitted) + len(self.pool) > 1:  # a prompt delays nobody if there is no other request
+            num_answers = sum(request.is_answering for request in state.admitted)
+            prompts = self.prompt_budget.limit(num_answers, self.config.batch_size * self.config.n_workers)
         room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted)
         batch: list[Selection] = []
         candidates = Candidates(waiting, admitted, self.pool.order)

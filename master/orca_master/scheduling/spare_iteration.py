@@ -1,0 +1,39 @@
+"""The spare iteration: with several stages one more iteration is in flight, so that no stage waits for a message. Pure.
+
+With one iteration per stage, a stage that becomes free waits until the result of another one has reached the master and
+the next iteration the stage. The spare iteration is there already. A stage takes nearly as long for a few tokens as for
+many, so requests begin in it only as a full batch, or with as many tokens of prompts as it may have. Then they go on:
+batches are divided by one more iteration until so many requests have ended that one per stage suffices.
+
+Requests that pause for more urgent ones (classes, policies) do not run in it: it would take time from those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orca_master.scheduling.batch import Proposal
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.scheduler_config import SchedulerConfig
+
+
+def num_batches(config: SchedulerConfig, admitted: Sequence[Request]) -> int:
+    """Return how many iterations have the requests of a pipeline: one per stage, or one more to let all go on."""
+    urgent = min((request.service_class for request in admitted), default=None)
+    num_urgent = sum(request.service_class == urgent for request in admitted)
+    return config.most_in_flight if num_urgent > config.batch_size * config.n_workers else config.n_workers
+
+
+def may_be_spare(config: SchedulerConfig, proposal: Proposal, admitted: Sequence[Request]) -> bool:
+    """Return True if a proposal is worth an iteration beside one per stage."""
+    requests = [selection.request for selection in proposal.selections]
+    urgent = min((request.service_class for request in (*admitted, *requests)), default=None)
+    is_full = proposal.is_full or len(requests) == config.batch_size
+    return is_full and all(request.service_class == urgent for request in requests)
+
+
+def num_places(config: SchedulerConfig, num_pipelines: int, num_running: int, num_waiting: int) -> int:
+    """Return how many requests of a class run at the same time, if so many run now and so many wait."""
+    usual = config.batch_size * config.n_workers * num_pipelines
+    all_places = config.batch_size * config.most_in_flight * num_pipelines
+    return all_places if num_running > usual or num_running + num_waiting >= all_places else usual
