@@ -8,9 +8,10 @@ is often right; and a pair of models with nothing in common, where no draft is e
 
 Two servers, one with `--speculative-tokens`, take turns on the same cores; gpt2 of 110 M random weights. BATCH requests
 at a time, of 64 prompt tokens and GENERATED more: greedy, as random weights soon repeat themselves then; at
-temperature 1 with a bias to three tokens, so that some drafts are right by chance; and at temperature 1, without
-repetitions. Printed: medians of tokens/s, the ratio of the rounds, median with the smallest and the largest, and how
-many of the drafted tokens were accepted.
+temperature 1 with a bias to three tokens, so that some drafts are right by chance; at temperature 1, without
+repetitions; and one of the requests greedy, the others at temperature 1, unless BATCH is 1. Printed: medians of
+tokens/s, the ratio of the rounds, median with the smallest and the largest, and how many of the drafted tokens were
+accepted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ PROMPT = 64
 """Prompt tokens of a request."""
 KINDS = {"copies": (0.0, 0), "in part": (1.0, 3), "no copies": (1.0, 0)}
 """Temperature, and how many tokens an answer is confined to by a bias, 0: all."""
+ONE_COPIES = "one copies"
 BIAS = 90.0
 
 
@@ -48,10 +50,17 @@ def bodies(model: str, batch: int, generated: int, kind: str, seed: int) -> list
     """Return `batch` requests of `generated` tokens each."""
     source = random.Random(f"speculation {seed}")
     prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
-    temperature, allowed = KINDS[kind]
+    if kind == ONE_COPIES:
+        temperatures, allowed = [0.0] + [1.0] * (batch - 1), 0
+    else:
+        temperature, allowed = KINDS[kind]
+        temperatures = [temperature] * batch
     bias = {str(token): BIAS for token in random_tokens(source, allowed)}
-    common = {"model": model, "max_tokens": generated, "temperature": temperature, "logit_bias": bias}
-    return [{**common, "prompt": prompt} for prompt in prompts]
+    common = {"model": model, "max_tokens": generated, "logit_bias": bias}
+    return [
+        {**common, "prompt": prompt, "temperature": temperature}
+        for prompt, temperature in zip(prompts, temperatures, strict=True)
+    ]
 
 
 def drafted(url: str) -> tuple[float, float]:
@@ -106,7 +115,7 @@ def main() -> None:
             with contextlib.ExitStack() as servers:
                 urls = [servers.enter_context(serve(model, [*options, *each]))[1] for each in (speculation, [])]
                 for batch in arguments.batch:
-                    for kind in KINDS:
+                    for kind in (*KINDS, ONE_COPIES) if batch > 1 else KINDS:
                         requests = partial(bodies, model.name, batch, arguments.generated, kind)
                         compare(f"{name}batch {batch}, {kind}", urls, requests, arguments.rounds)
 

@@ -22,7 +22,7 @@ LEAST_ITERATIONS = 16
 
 
 PART = 8
-"""Most tokens of prompts, in those that take as long as an iteration without prompts: a ninth of the time is its part."""
+"""Most tokens of prompts, in those that take as long as an iteration without prompts, which then is a ninth of both."""
 
 
 class Costs(NamedTuple):
