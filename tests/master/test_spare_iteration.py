@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from orca_contract.topology import ModelSpec, PipelineSpec, Topology
 from orca_master.engine.config import EngineConfig
+from orca_master.scheduling.backlog import leaves_behind
 from orca_master.scheduling.batch import Proposal, Selection
+from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.request import Request, RequestState, ServiceClass
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_master.scheduling.spare_iteration import may_be_spare, num_batches, num_places
 
@@ -56,9 +60,27 @@ def test_a_full_batch_of_the_most_urgent_class_is_worth_an_iteration():
     ("running", "waiting", "places"), [(8, 3, 8), (8, 4, 12), (9, 0, 12), (0, 11, 8), (0, 12, 12), (12, 5, 12)]
 )
 def test_the_places_of_the_spare_iteration_exist_if_it_is_sent(running, waiting, places):
-    assert num_places(CONFIG, 1, running, waiting) == places
-    assert num_places(CONFIG, 2, 2 * running, 2 * waiting) == 2 * places
-    assert num_places(SchedulerConfig(4, 2), 1, running, waiting) == 8, "without a spare iteration"
+    admitted = [requests(running)]
+    assert num_places(CONFIG, admitted, running + waiting) == places
+    assert num_places(SchedulerConfig(4, 2), admitted, running + waiting) == 8, "without a spare iteration"
+
+
+def test_a_pipeline_without_a_spare_iteration_has_the_places_of_its_stages():
+    admitted = [requests(12), requests(8)]
+    assert num_places(CONFIG, admitted, 20 + 3) == 20
+    assert num_places(CONFIG, admitted, 20 + 4) == 24
+
+
+def test_requests_of_batches_have_no_places_of_a_spare_iteration_beside_others():
+    """What waits then limits the iterations, whose rates are the costs of tokens."""
+    scheduler = Scheduler(CONFIG, RequestPool(100, 1 << 20))
+    scheduler.add_pipeline("p", KvLedger(1000))
+    for number in range(18):
+        service_class = ServiceClass.BATCH if number else ServiceClass.INTERACTIVE
+        scheduler.pool.put_back(Request(f"r{number}", number, (1, 2), 9, service_class=service_class))
+    batches = [scheduler.dispatch("p", scheduler.select("p")) for _ in range(2)]
+    assert not scheduler.select("p")
+    assert leaves_behind(scheduler, batches[-1])
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class ExpectedWait:
 
     def even_prompt_budget(self) -> PromptBudget | None:
         """Return the tokens of prompts of iterations that take equally long, None before costs are known."""
-        return self._costs.even_prompt_budget(self._scheduler.config.max_batch_size)
+        return self._costs.even_prompt_budget(self._scheduler.config.batch_size)
 
     def seconds(self, request: Request | None = None) -> float:
         """Return the wait of a new interactive request, None for one behind all others that are interactive.

@@ -25,6 +25,10 @@ PART = 8
 """Most tokens of prompts, in those that take as long as an iteration without prompts, which then is a ninth of both."""
 
 
+UNBOUNDED = 1 << 30
+"""Tokens of prompts: more than any iteration has."""
+
+
 class Costs(NamedTuple):
     """Seconds of a pipeline per token of a prompt, and per generated token."""
 
@@ -38,6 +42,8 @@ class TokenCosts:
     def __init__(self) -> None:
         self._line = MovingLine()
         """Seconds over tokens of prompts, of all iterations."""
+        self._half: float | None = None
+        """Tokens of prompts that take as long as an iteration without prompts."""
         # Over the iterations for which requests had to wait.
         self._seconds = self._prompt = self._generated = 0.0
 
@@ -71,16 +77,15 @@ class TokenCosts:
 
         Beside answers as many as requests have lately had per generated token, for the `batch_size` tokens of a full
         batch: fewer would leave the batch with free places, more would leave other iterations without a prompt. At
-        least as many as take the time of an iteration without prompts, at most PART times as many, as without answers.
+        least as many as take the time of an iteration without prompts, and PART times as many if there are no answers.
         """
         slope = self._line.slope()
-        if slope is None or slope <= 0 or not self._generated:
+        if slope is not None and slope > 0 and (constant := self._line.constant(slope)) > 0:
+            self._half = constant / slope  # equal iterations have no slope: what was known before remains
+        if self._half is None or not self._generated:
             return None
-        half = self._line.constant(slope) / slope
-        if half <= 0:
-            return None
-        beside = min(PART * half, max(half, batch_size * self._prompt / self._generated))
-        return PromptBudget(math.ceil(beside), math.ceil(PART * half))
+        needed = min(UNBOUNDED, batch_size * self._prompt / self._generated)
+        return PromptBudget(math.ceil(max(self._half, needed)), math.ceil(max(PART * self._half, needed)))
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.

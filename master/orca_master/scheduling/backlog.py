@@ -91,8 +91,10 @@ def _free_places(scheduler: Scheduler, service_class: ServiceClass) -> int:
 
     A running request of a later class pauses for them, so that it takes no place.
     """
-    num_running = sum(request.service_class <= service_class for request in scheduler.admitted)
-    pool = scheduler.pool
+    pool, admitted = scheduler.pool, scheduler.admitted_by_pipeline or [()]
+    num_running = sum(request.service_class <= service_class for requests in admitted for request in requests)
     num_waiting = pool.num_interactive if service_class is ServiceClass.INTERACTIVE else len(pool)
-    places = num_places(scheduler.config, max(1, len(scheduler.ledgers)), num_running, num_waiting)
-    return places - num_running
+    # Requests of batches begin in no spare iteration beside interactive ones.
+    others = [*pool, *itertools.chain(*admitted)] if service_class is not ServiceClass.INTERACTIVE else []
+    may_begin = all(request.service_class >= service_class for request in others)
+    return num_places(scheduler.config, admitted, num_running + num_waiting if may_begin else 0) - num_running

@@ -90,7 +90,12 @@ class Scheduler:
     @property
     def admitted(self) -> list[Request]:
         """The requests that hold slots on any pipeline."""
-        return [request for state in self._pipelines.values() for request in state.admitted]
+        return [request for admitted in self.admitted_by_pipeline for request in admitted]
+
+    @property
+    def admitted_by_pipeline(self) -> list[Sequence[Request]]:
+        """The requests that hold slots on each pipeline."""
+        return [state.admitted for state in self._pipelines.values()]
 
     def in_flight(self, pipeline: str) -> int:
         """Algorithm 1's `n_scheduled` of one pipeline."""

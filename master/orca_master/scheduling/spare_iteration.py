@@ -5,7 +5,8 @@ the next iteration the stage. The spare iteration is there already. A stage take
 many, so requests begin in it only as a full batch, or with as many tokens of prompts as it may have. Then they go on:
 batches are divided by one more iteration until so many requests have ended that one per stage suffices.
 
-Requests that pause for more urgent ones (classes, policies) do not run in it: it would take time from those.
+Requests that would pause for more urgent ones (classes, policies) begin nothing in it: it would take time from those.
+They only fill places that these leave.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ def may_be_spare(config: SchedulerConfig, proposal: Proposal, admitted: Sequence
     return is_full and all(request.service_class == urgent for request in requests)
 
 
-def num_places(config: SchedulerConfig, num_pipelines: int, num_running: int, num_waiting: int) -> int:
-    """Return how many requests of a class run at the same time, if so many run now and so many wait."""
-    usual = config.batch_size * config.n_workers * num_pipelines
-    all_places = config.batch_size * config.most_in_flight * num_pipelines
-    return all_places if num_running > usual or num_running + num_waiting >= all_places else usual
+def num_places(config: SchedulerConfig, admitted: Sequence[Sequence[Request]], num_present: int) -> int:
+    """Return how many requests run at the same time on pipelines with these `admitted` requests.
+
+    `num_present`: how many run or wait, 0 if none that waits may begin in a spare iteration.
+    """
+    batches = [num_batches(config, requests) for requests in admitted]
+    places = config.batch_size * sum(batches)
+    unused = config.batch_size * (config.most_in_flight * len(batches) - sum(batches))
+    waiting = max(0, num_present - places) // config.batch_size * config.batch_size  # without a rest: no full batch
+    return places + min(unused, waiting)
