@@ -278,7 +278,7 @@ def test_an_answer_that_has_no_room_fails(tmp_path, stream, num_bytes):
 
 def test_a_deadline_ends_a_response(play):
     async def scene(_: Any) -> None:
-        begun = await play.begin(extra_headers={"X-Request-Deadline": "0.05"})
+        begun = await play.begin(extra_headers={"X-Request-Deadline": "2"})
         failed = await play.reaches("failed", begun.id)
         assert failed.error.message.startswith("not finished within")
         assert play.engine.aborted == [begun.id]

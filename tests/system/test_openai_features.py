@@ -43,8 +43,8 @@ def test_a_start_logs_its_report_and_no_details(served):
     assert lines[0] == f"model: llama, 5 layers, float32, sequences of at most {MAX_POSITIONS} tokens"
     assert lines[1] == "engine: 1 pipeline of 2 partitions (P) x 1 rank (T) on cpu (gloo)"
     assert re.fullmatch(r"kernels: (C\+\+ x86-64\S*|plain torch), level L1 of exactness", lines[2])
-    blocks = 2 * 32 * -(-MAX_POSITIONS // BLOCK_SIZE)
-    sizing = f"K/V slots: {blocks * BLOCK_SIZE} ({blocks} blocks of 16), as 64 requests of {MAX_POSITIONS} tokens can "
+    blocks = 3 * 32 * -(-MAX_POSITIONS // BLOCK_SIZE)
+    sizing = f"K/V slots: {blocks * BLOCK_SIZE} ({blocks} blocks of 16), as 96 requests of {MAX_POSITIONS} tokens can "
     assert lines[3].startswith(f"{sizing}use; the memory holds (")
     assert READY.search(ready)
     assert not any(detail in line for detail in START_DETAILS for line in served.log)
