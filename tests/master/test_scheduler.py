@@ -436,15 +436,17 @@ def test_requests_of_the_spare_iteration_go_on_when_it_is_not_full_any_more():
         engine.complete("p0")
 
 
-def test_one_more_iteration_than_stages_is_in_flight_if_no_token_of_a_prompt_fits():
-    for last, sizes in ((40, [16, 16, 16]), (15, [16, 16])):
-        config = SchedulerConfig(8, 2, 16, balanced=False, keeps_spare_iteration=True)
-        engine = FakeEngine(config, [(40, 4), (40, 4), (last, 4)], 30)
-        for _ in range(3):
+def test_one_more_iteration_than_stages_is_in_flight_if_no_token_of_a_prompt_fits_beside_full_batches():
+    """A prompt that no stage has a place for begins; where batches have places, it waits to share one."""
+    for num_short, sizes in ((4, [[1, 1], [1, 1], [14]]), (3, [[1, 1], [1, 13]])):
+        config = SchedulerConfig(2, 2, 14, balanced=False, keeps_spare_iteration=True)
+        engine = FakeEngine(config, [(1, 4)] * num_short + [(40, 4)], 30)
+        for _ in range(num_short + 1):
             engine.arrive()
         while engine.schedule("p0"):
             pass
-        assert [batch.requests[0].num_tokens for batch, _ in engine.in_flight["p0"]] == sizes
+        in_flight = [[entry.num_tokens for entry in batch.requests] for batch, _ in engine.in_flight["p0"]]
+        assert in_flight == sizes
 
 
 def test_a_request_that_does_not_fit_is_not_overtaken():

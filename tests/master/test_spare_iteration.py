@@ -50,6 +50,7 @@ def test_a_full_batch_of_the_most_urgent_class_is_worth_an_iteration():
     assert may_be_spare(CONFIG, proposal(requests(4)), interactive)
     assert not may_be_spare(CONFIG, proposal(requests(3)), interactive)
     assert may_be_spare(CONFIG, proposal(requests(3), is_full=True), interactive), "no further token of a prompt fits"
+    assert not may_be_spare(CONFIG, proposal(requests(3), is_full=True), interactive[1:]), "batches have free places"
     assert not may_be_spare(CONFIG, proposal(paused), interactive)
     assert not may_be_spare(CONFIG, proposal(requests(3) + paused[:1]), interactive)
     assert may_be_spare(CONFIG, proposal(requests(4)), paused), "interactive requests do not wait for those of batches"

@@ -2,8 +2,9 @@
 
 With one iteration per stage, a stage that becomes free waits until the result of another one has reached the master and
 the next iteration the stage. The spare iteration is there already. A stage takes nearly as long for a few tokens as for
-many, so requests begin in it only as a full batch, or with as many tokens of prompts as it may have. Then they go on:
-batches are divided by one more iteration until so many requests have ended that one per stage suffices.
+many, so requests begin in it only as a full batch, or, where full batches are in all stages, with as many tokens of
+prompts as it may have. Then they go on: batches are divided by one more iteration until so many requests have ended
+that one per stage suffices.
 
 Requests that would pause for more urgent ones (classes, policies) begin nothing in it: it would take time from those.
 They only fill places that these leave.
@@ -29,7 +30,8 @@ def may_be_spare(config: SchedulerConfig, proposal: Proposal, admitted: Sequence
     """Return True if a proposal is worth an iteration beside one per stage."""
     requests = [selection.request for selection in proposal.selections]
     urgent = min((request.service_class for request in (*admitted, *requests)), default=None)
-    is_full = proposal.is_full or len(requests) == config.batch_size
+    no_token_fits = proposal.is_full and len(admitted) >= config.batch_size * config.n_workers
+    is_full = len(requests) == config.batch_size or no_token_fits
     return is_full and all(request.service_class == urgent for request in requests)
 
 
