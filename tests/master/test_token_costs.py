@@ -118,12 +118,15 @@ def test_equal_iterations_leave_the_known_costs_and_follow_the_requests():
     assert costs.even_prompt_budget(ROWS).alone == pytest.approx(8 * half, rel=0.01)
     for _ in range(3000):
         note(costs, 600, rows=ROWS // 4)
-    assert costs.even_prompt_budget(ROWS) == pytest.approx((2400, max(2400, 8 * half)), rel=0.01)
+    assert costs.even_prompt_budget(ROWS) == pytest.approx((8 * half, 8 * half), rel=0.01)
+    for _ in range(3000):
+        note(costs, 600)
+    assert costs.even_prompt_budget(ROWS) == pytest.approx((600, 8 * half), rel=0.01)
 
 
-def test_requests_that_generate_nothing_are_not_cut_at_last():
+def test_requests_that_generate_nothing_are_cut_like_prompts_alone():
     """The generated tokens of the past lose their weight, until their share is no number any more."""
     costs = TokenCosts()
     for number in range(20_000):
-        note(costs, 500 + 1000 * (number % 2), rows=ROWS * (number < 10))
-    assert costs.even_prompt_budget(ROWS) == (1 << 30, 1 << 30)
+        note(costs, 500 * (number % 3), rows=ROWS * (number < 10))
+    assert costs.even_prompt_budget(ROWS) == pytest.approx((8 * BASE / PROMPT, 8 * BASE / PROMPT), rel=0.01)

@@ -25,10 +25,6 @@ PART = 8
 """Most tokens of prompts, in those that take as long as an iteration without prompts, which then is a ninth of both."""
 
 
-UNBOUNDED = 1 << 30
-"""Tokens of prompts: more than any iteration has."""
-
-
 class Costs(NamedTuple):
     """Seconds of a pipeline per token of a prompt, and per generated token."""
 
@@ -42,6 +38,8 @@ class TokenCosts:
     def __init__(self) -> None:
         self._line = MovingLine()
         """Seconds over tokens of prompts, of all iterations."""
+        self._plain: float | None = None
+        """Seconds of an iteration without prompts."""
         self._half: float | None = None
         """Tokens of prompts that take as long as an iteration without prompts."""
         # Over the iterations for which requests had to wait.
@@ -54,6 +52,8 @@ class TokenCosts:
         """
         kept = max(math.exp(-seconds / WINDOW_SECONDS), 1 - 1 / LEAST_ITERATIONS)
         self._line.note(prompt, seconds, kept)
+        if not prompt:
+            self._plain = seconds if self._plain is None else kept * self._plain + (1 - kept) * seconds
         if limited:
             self._seconds = kept * self._seconds + seconds
             self._prompt = kept * self._prompt + prompt
@@ -77,15 +77,18 @@ class TokenCosts:
 
         Beside answers as many as requests have lately had per generated token, for the `batch_size` tokens of a full
         batch: fewer would leave the batch with free places, more would leave other iterations without a prompt. At
-        least as many as take the time of an iteration without prompts, and PART times as many if there are no answers.
+        least as many as take the time of an iteration without prompts, at most PART times as many, as without answers.
         """
         slope = self._line.slope()
-        if slope is not None and slope > 0 and (constant := self._line.constant(slope)) > 0:
-            self._half = constant / slope  # equal iterations have no slope: what was known before remains
+        if slope is not None and slope > 0 and self._plain is not None:
+            # Equal iterations have no slope: what was known before remains. The line's constant would have the error of
+            # the slope.
+            self._half = self._plain / slope
         if self._half is None or not self._generated:
             return None
-        needed = min(UNBOUNDED, batch_size * self._prompt / self._generated)
-        return PromptBudget(math.ceil(max(self._half, needed)), math.ceil(max(PART * self._half, needed)))
+        most = PART * self._half
+        needed = min(most, batch_size * self._prompt / self._generated)
+        return PromptBudget(math.ceil(max(self._half, needed)), math.ceil(most))
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.
