@@ -40,9 +40,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 PROMPT = 64
 """Prompt tokens of a request."""
-KINDS = {"copies": (0.0, 0), "in part": (1.0, 3), "no copies": (1.0, 0)}
-"""Temperature, and how many tokens an answer is confined to by a bias, 0: all."""
 ONE_COPIES = "one copies"
+KINDS = {"copies": (0.0, 0.0, 0), "in part": (1.0, 1.0, 3), "no copies": (1.0, 1.0, 0), ONE_COPIES: (0.0, 1.0, 0)}
+"""Temperatures of the first and of the other requests; how many tokens answers are confined to by a bias, 0: all."""
 BIAS = 90.0
 
 
@@ -50,16 +50,12 @@ def bodies(model: str, batch: int, generated: int, kind: str, seed: int) -> list
     """Return `batch` requests of `generated` tokens each."""
     source = random.Random(f"speculation {seed}")
     prompts = [random_tokens(source, PROMPT) for _ in range(batch)]
-    if kind == ONE_COPIES:
-        temperatures, allowed = [0.0] + [1.0] * (batch - 1), 0
-    else:
-        temperature, allowed = KINDS[kind]
-        temperatures = [temperature] * batch
+    first, others, allowed = KINDS[kind]
     bias = {str(token): BIAS for token in random_tokens(source, allowed)}
     common = {"model": model, "max_tokens": generated, "logit_bias": bias}
     return [
-        {**common, "prompt": prompt, "temperature": temperature}
-        for prompt, temperature in zip(prompts, temperatures, strict=True)
+        {**common, "prompt": prompt, "temperature": others if number else first}
+        for number, prompt in enumerate(prompts)
     ]
 
 
@@ -115,7 +111,7 @@ def main() -> None:
             with contextlib.ExitStack() as servers:
                 urls = [servers.enter_context(serve(model, [*options, *each]))[1] for each in (speculation, [])]
                 for batch in arguments.batch:
-                    for kind in (*KINDS, ONE_COPIES) if batch > 1 else KINDS:
+                    for kind in [each for each in KINDS if batch > 1 or each != ONE_COPIES]:
                         requests = partial(bodies, model.name, batch, arguments.generated, kind)
                         compare(f"{name}batch {batch}, {kind}", urls, requests, arguments.rounds)
 

@@ -22,6 +22,7 @@ from orca_master.engine.request_limits import check_values
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.kv_ledger import KvLedger, shareable_blocks
 from orca_master.scheduling.prefix_cache import PrefixCache, block_keys
+from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.request import LOSSES_BEFORE_ALONE, FinishReason, Request, RequestState
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -244,6 +245,7 @@ def test_an_embedding_is_no_answer_whose_pace_is_kept():
     """`--target-itl` bounds the prompts beside answers."""
     request = Request("r", 0, (1, 2), 0, pooling="mean", state=RequestState.RUNNING, num_tokens_in_flight=2)
     assert not request.is_answering
+    assert PromptBudget(16).limit([request], 8) is None
 
 
 def test_requests_with_different_adapters_share_no_block():

@@ -12,6 +12,13 @@ from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 
+def answering(count: int) -> list[Request]:
+    return [
+        Request(str(number), number, (1, 2), 9, state=RequestState.INCREMENT, generated=[3], num_computed=2)
+        for number in range(count)
+    ]
+
+
 @pytest.mark.parametrize(
     ("budget", "num_answers", "expected"),
     [
@@ -27,14 +34,16 @@ from orca_master.scheduling.scheduler_config import SchedulerConfig
     ],
 )
 def test_the_limit_of_prompts(budget, num_answers, expected):
-    assert budget.limit(num_answers, most_answers=8) == expected
+    assert budget.limit(answering(num_answers), num_places=8) == expected
 
 
 def test_a_part_of_a_prompt_is_no_answer_and_an_answer_in_flight_is():
-    assert not Request("r", 0, tuple(range(40)), 9, state=RequestState.INCREMENT, num_computed=16).is_answering
-    assert Request(
+    in_prompt = Request("r", 0, tuple(range(40)), 9, state=RequestState.INCREMENT, num_computed=16)
+    assert PromptBudget(10).limit([in_prompt], 8) is None
+    in_flight = Request(
         "r", 0, (1,), 9, state=RequestState.RUNNING, generated=[3], num_computed=1, num_tokens_in_flight=1
-    ).is_answering
+    )
+    assert PromptBudget(20).limit([in_flight], 8) == 20
 
 
 def test_an_urgent_prompt_takes_no_token_of_the_answers():

@@ -112,7 +112,8 @@ class FakeEngine:
             num_tokens = sum(selection.num_tokens + len(selection.draft) for selection in selected)
             assert num_tokens <= self.config.token_budget
         self.check_order(pipeline, [selection.request for selection in selected])
-        num_admitted = len(self.scheduler._pipelines[pipeline].admitted)
+        stages_suffice = len(self.scheduler._pipelines[pipeline].admitted) <= self.config.num_places
+        stages_are_full = len(self.scheduler._pipelines[pipeline].admitted) >= self.config.num_places
         batch = self.scheduler.dispatch(pipeline, proposal)
         assert 0 <= ledger.num_reserved_slots <= ledger.num_blocks * BLOCK_SIZE
         tokens = []
@@ -135,8 +136,7 @@ class FakeEngine:
                 tokens += [next_token(inputs[:length]) for length in range(known, len(inputs) + 1)]
         self.in_flight[pipeline].append((batch, tokens))
         assert self.scheduler.in_flight(pipeline) == len(self.in_flight[pipeline]) <= self.config.most_in_flight
-        is_full = len(batch.requests) == self.config.batch_size or batch.is_full
-        stages_suffice = num_admitted <= self.config.batch_size * self.config.n_workers
+        is_full = len(batch.requests) == self.config.batch_size or (batch.is_full and stages_are_full)
         assert is_full or not stages_suffice or len(self.in_flight[pipeline]) <= self.config.n_workers
         return True
 

@@ -51,6 +51,9 @@ def test_a_full_batch_of_the_most_urgent_class_is_worth_an_iteration():
     assert not may_be_spare(CONFIG, proposal(requests(3)), interactive)
     assert may_be_spare(CONFIG, proposal(requests(3), is_full=True), interactive), "no further token of a prompt fits"
     assert not may_be_spare(CONFIG, proposal(requests(3), is_full=True), interactive[1:]), "batches have free places"
+    assert not may_be_spare(CONFIG, proposal(requests(3), is_full=True), interactive[1:] + paused), (
+        "paused ones do not count"
+    )
     assert not may_be_spare(CONFIG, proposal(paused), interactive)
     assert not may_be_spare(CONFIG, proposal(requests(3) + paused[:1]), interactive)
     assert may_be_spare(CONFIG, proposal(requests(4)), paused), "interactive requests do not wait for those of batches"
@@ -62,14 +65,14 @@ def test_a_full_batch_of_the_most_urgent_class_is_worth_an_iteration():
 )
 def test_the_places_of_the_spare_iteration_exist_if_it_is_sent(running, waiting, places):
     admitted = [requests(running)]
-    assert num_places(CONFIG, admitted, running + waiting) == places
-    assert num_places(SchedulerConfig(4, 2), admitted, running + waiting) == 8, "without a spare iteration"
+    assert num_places(CONFIG, admitted, running, waiting) == places
+    assert num_places(SchedulerConfig(4, 2), admitted, running, waiting) == 8, "without a spare iteration"
 
 
 def test_a_pipeline_without_a_spare_iteration_has_the_places_of_its_stages():
     admitted = [requests(12), requests(8)]
-    assert num_places(CONFIG, admitted, 20 + 3) == 20
-    assert num_places(CONFIG, admitted, 20 + 4) == 24
+    assert num_places(CONFIG, admitted, 20, 3) == 20
+    assert num_places(CONFIG, admitted, 20, 4) == 24
 
 
 def test_requests_of_batches_have_no_places_of_a_spare_iteration_beside_others():

@@ -123,7 +123,7 @@ class EngineConfig:
             self.balanced,
             self.speculative_tokens,
             has_draft_model=topology.model.draft_path is not None,
-            # Under another policy requests pause, without which the spare iteration would be full.
+            # Under `priority`, requests that pause for more urgent ones would run in it.
             keeps_spare_iteration=self.lookahead
             and topology.pipeline_parallel_size > 1
             and self.scheduling_policy == "fcfs",

@@ -1,6 +1,6 @@
 """`EngineMaster`: runs Algorithm 1 over all pipelines, on one event loop.
 
-Iterations are sent (dispatcher.py) until no request can be selected or enough of them are in flight. Each result is
+Iterations are sent (dispatcher.py) until no request can be selected or `most_in_flight` are in flight. Each result is
 committed, the next iterations are sent, and the tokens are delivered. No lock: only this event loop uses the scheduler.
 
 | state | meaning | next states |

@@ -4,7 +4,8 @@ A token of a prompt is much cheaper than a generated one, which shares its itera
 would depend on their mixture, and the mixture is unusual at the begin of an overload: first prompts, then only answers.
 The cost of a prompt's token is the slope of the iterations' times over their tokens of prompts, by least squares over
 all iterations. The rest of the time of the iterations for which requests had to wait, divided by their generated
-tokens, is the cost of a generated token: only these iterations have a full batch.
+tokens, is the cost of a generated token: only these iterations have a full batch. The costs also say how many tokens of
+prompts an iteration can have.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ WINDOW_SECONDS = 5.0
 """The weight of an iteration decreases by the factor e in so much time of iterations."""
 LEAST_ITERATIONS = 16
 """Slow iterations: the weight decreases by the factor e in so many of them."""
-
-
 PART = 8
 """Most tokens of prompts, in those that take as long as an iteration without prompts, which then is a ninth of both."""
 
@@ -38,10 +37,10 @@ class TokenCosts:
     def __init__(self) -> None:
         self._line = MovingLine()
         """Seconds over tokens of prompts, of all iterations."""
+        self._slope: float | None = None
+        """The last known slope of the line, because equal iterations have none."""
         self._plain: float | None = None
-        """Seconds of an iteration without prompts."""
-        self._half: float | None = None
-        """Tokens of prompts that take as long as an iteration without prompts."""
+        """Seconds of an iteration without prompts; the line's constant would have the error of an old slope."""
         # Over the iterations for which requests had to wait.
         self._seconds = self._prompt = self._generated = 0.0
 
@@ -52,6 +51,8 @@ class TokenCosts:
         """
         kept = max(math.exp(-seconds / WINDOW_SECONDS), 1 - 1 / LEAST_ITERATIONS)
         self._line.note(prompt, seconds, kept)
+        if (slope := self._line.slope()) is not None and slope > 0:
+            self._slope = slope
         if not prompt:
             self._plain = seconds if self._plain is None else kept * self._plain + (1 - kept) * seconds
         if limited:
@@ -79,16 +80,11 @@ class TokenCosts:
         batch: fewer would leave the batch with free places, more would leave other iterations without a prompt. At
         least as many as take the time of an iteration without prompts, at most PART times as many, as without answers.
         """
-        slope = self._line.slope()
-        if slope is not None and slope > 0 and self._plain is not None:
-            # Equal iterations have no slope: what was known before remains. The line's constant would have the error of
-            # the slope.
-            self._half = self._plain / slope
-        if self._half is None or not self._generated:
+        if self._slope is None or self._plain is None or not self._generated:
             return None
-        most = PART * self._half
-        needed = min(most, batch_size * self._prompt / self._generated)
-        return PromptBudget(math.ceil(max(self._half, needed)), math.ceil(most))
+        least = self._plain / self._slope
+        needed = batch_size * self._prompt / self._generated
+        return PromptBudget(math.ceil(max(least, min(PART * least, needed))), math.ceil(PART * least))
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.

@@ -92,9 +92,10 @@ def _free_places(scheduler: Scheduler, service_class: ServiceClass) -> int:
     A running request of a later class pauses for them, so that it takes no place.
     """
     pool, admitted = scheduler.pool, scheduler.admitted_by_pipeline or [()]
-    num_running = sum(request.service_class <= service_class for requests in admitted for request in requests)
-    num_waiting = pool.num_interactive if service_class is ServiceClass.INTERACTIVE else len(pool)
-    # Requests of batches begin in no spare iteration beside interactive ones.
-    others = [*pool, *itertools.chain(*admitted)] if service_class is not ServiceClass.INTERACTIVE else []
-    may_begin = all(request.service_class >= service_class for request in others)
-    return num_places(scheduler.config, admitted, num_running + num_waiting if may_begin else 0) - num_running
+    num_running = sum(request.service_class <= service_class for request in scheduler.admitted)
+    num_interactive = sum(request.service_class is ServiceClass.INTERACTIVE for request in scheduler.admitted)
+    if service_class is ServiceClass.INTERACTIVE:
+        num_more = pool.num_interactive
+    else:  # requests of batches begin in no spare iteration beside interactive ones
+        num_more = 0 if pool.num_interactive + num_interactive else len(pool)
+    return num_places(scheduler.config, admitted, num_running, num_more) - num_running

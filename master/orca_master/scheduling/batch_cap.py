@@ -8,16 +8,16 @@ from orca_master.scheduling.room import Room
 
 
 def batch_cap(
-    max_batch_size: int, n_workers: int, pool: RequestPool, ledger: KvLedger, num_admitted: int, num_pipelines: int
+    max_batch_size: int, num_batches: int, pool: RequestPool, ledger: KvLedger, num_admitted: int, num_pipelines: int
 ) -> int:
     """Return `max_batch_size`, or less if smaller batches keep every stage busy.
 
     Live requests are the admitted requests of this pipeline and its proportion of the requests that could be
     admitted now, counted only as far as they can change the result.
     """
-    if n_workers == num_pipelines == 1:
+    if num_batches == num_pipelines == 1:
         return max_batch_size
-    enough = (max_batch_size * n_workers - num_admitted) * num_pipelines
+    enough = (max_batch_size * num_batches - num_admitted) * num_pipelines
     room, admissible = Room.of(ledger), 0
     for request in pool if enough > 0 else ():
         if not ledger.can_finish(request):
@@ -28,4 +28,4 @@ def batch_cap(
         room.admit(cost)
         admissible += 1
     live = num_admitted + -(-admissible // num_pipelines)
-    return min(max_batch_size, -(-live // n_workers))
+    return min(max_batch_size, -(-live // num_batches))

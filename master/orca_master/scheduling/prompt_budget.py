@@ -7,7 +7,10 @@ bound on the inter-token latency, as in Sarathi-Serve, OSDI 2024).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from orca_master.scheduling.request import Request
 
 LEAST_TOKENS = 16
 """Of prompts per iteration: a prompt ends in bounded time, whatever the target."""
@@ -17,19 +20,21 @@ class PromptBudget(NamedTuple):
     """Most tokens of prompts of an iteration; None: no limit.
 
     `beside_answers`: while there are answers on the pipeline, in the iteration or in one in flight. `alone`: while
-    there are none; with a limit for both, iterations beside few answers have a number between the two.
+    there are none; only together with a limit beside answers. Beside few answers the limit is between the two then.
     """
 
     beside_answers: int | None = None
     alone: int | None = None
 
-    def limit(self, num_answers: int, most_answers: int) -> int | None:
-        """Return the tokens of prompts of an iteration; `most_answers`: those of full batches in all stages."""
-        if num_answers == 0 or self.beside_answers is None:
-            limit = self.alone
-        elif self.alone is None:
-            limit = self.beside_answers
-        else:
-            free = max(0.0, 1 - num_answers / most_answers)
-            limit = self.beside_answers + round(free * (self.alone - self.beside_answers))
-        return None if limit is None else max(LEAST_TOKENS, limit)
+    def limit(self, admitted: Sequence[Request], num_places: int) -> int | None:
+        """Return the tokens of prompts of an iteration beside the `admitted` requests, None for no limit.
+
+        `num_places`: answers of full batches in all stages.
+        """
+        if self.beside_answers is None:
+            return None
+        num_answers = sum(request.is_answering for request in admitted)
+        if self.alone is None:
+            return max(LEAST_TOKENS, self.beside_answers) if num_answers else None
+        free = max(0.0, 1 - num_answers / num_places)
+        return max(LEAST_TOKENS, self.beside_answers + round(free * (self.alone - self.beside_answers)))

@@ -60,6 +60,7 @@ class Scheduler:
         self._suspects: list[Request] = []
         """Requests that run alone."""
         self.prompt_budget = PromptBudget()
+        """Set as costs are measured, like `draft_costs`."""
         self.draft_costs = DraftCosts()
         self.num_pipeline_changes = 0
         """How often a pipeline has been added or removed."""
@@ -145,8 +146,7 @@ class Scheduler:
         """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
         prompts = None
         if len(state.admitted) + len(self.pool) > 1:  # a prompt delays nobody if there is no other request
-            num_answers = sum(request.is_answering for request in state.admitted)
-            prompts = self.prompt_budget.limit(num_answers, self.config.batch_size * self.config.n_workers)
+            prompts = self.prompt_budget.limit(state.admitted, self.config.num_places)
         room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted)
         batch: list[Selection] = []
         candidates = Candidates(waiting, admitted, self.pool.order)

@@ -27,6 +27,11 @@ class SchedulerConfig:
         return min(self.max_batch_size, self.token_budget or self.max_batch_size)
 
     @property
+    def num_places(self) -> int:
+        """Requests of full batches in all stages of a pipeline."""
+        return self.batch_size * self.n_workers
+
+    @property
     def most_in_flight(self) -> int:
         """Most iterations in flight on a pipeline."""
         return self.n_workers + self.keeps_spare_iteration

@@ -15,33 +15,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orca_master.scheduling.batch import Proposal
-from orca_master.scheduling.request import Request
+from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 
 def num_batches(config: SchedulerConfig, admitted: Sequence[Request]) -> int:
-    """Return how many iterations have the requests of a pipeline: one per stage, or one more to let all go on."""
-    urgent = min((request.service_class for request in admitted), default=None)
+    """Return into how many iterations requests are divided: one per stage, or one more, so that all go on."""
+    if not config.keeps_spare_iteration:
+        return config.n_workers
+    urgent = _most_urgent(admitted)
     num_urgent = sum(request.service_class == urgent for request in admitted)
-    return config.most_in_flight if num_urgent > config.batch_size * config.n_workers else config.n_workers
+    return config.most_in_flight if num_urgent > config.num_places else config.n_workers
 
 
 def may_be_spare(config: SchedulerConfig, proposal: Proposal, admitted: Sequence[Request]) -> bool:
     """Return True if a proposal is worth an iteration beside one per stage."""
-    requests = [selection.request for selection in proposal.selections]
-    urgent = min((request.service_class for request in (*admitted, *requests)), default=None)
-    no_token_fits = proposal.is_full and len(admitted) >= config.batch_size * config.n_workers
-    is_full = len(requests) == config.batch_size or no_token_fits
-    return is_full and all(request.service_class == urgent for request in requests)
+    selected = [selection.request for selection in proposal.selections]
+    urgent = _most_urgent([*admitted, *selected])
+    num_urgent = sum(request.service_class == urgent for request in admitted)
+    no_token_fits = proposal.is_full and num_urgent >= config.num_places
+    is_full = len(selected) == config.batch_size or no_token_fits
+    return is_full and all(request.service_class == urgent for request in selected)
 
 
-def num_places(config: SchedulerConfig, admitted: Sequence[Sequence[Request]], num_present: int) -> int:
+def num_places(config: SchedulerConfig, admitted: Sequence[Sequence[Request]], num_running: int, num_more: int) -> int:
     """Return how many requests run at the same time on pipelines with these `admitted` requests.
 
-    `num_present`: how many run or wait, 0 if none that waits may begin in a spare iteration.
+    `num_running` of them are of the class that is asked about; `num_more` wait and may begin in a spare iteration.
     """
     batches = [num_batches(config, requests) for requests in admitted]
+    num_spare = config.most_in_flight * len(batches) - sum(batches)  # iterations that nobody has begun in
     places = config.batch_size * sum(batches)
-    unused = config.batch_size * (config.most_in_flight * len(batches) - sum(batches))
-    waiting = max(0, num_present - places) // config.batch_size * config.batch_size  # without a rest: no full batch
-    return places + min(unused, waiting)
+    num_full = max(0, num_running + num_more - places) // config.batch_size
+    return places + config.batch_size * min(num_spare, num_full)
+
+
+def _most_urgent(requests: Sequence[Request]) -> ServiceClass | None:
+    return min((request.service_class for request in requests), default=None)
