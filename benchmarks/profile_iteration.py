@@ -23,8 +23,9 @@ from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
 from orca_contract.model_choices import Quantization
-from orca_kernels.cpu.kernels import CpuAttention, CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import CpuAttention, CpuKernels
 from orca_kernels.cpu.packed_linear import PackedLinear
+from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.quantization import BITS
 from orca_protos import engine_pb2 as pb
 from orca_worker.decode_graphs import DecodeGraphs

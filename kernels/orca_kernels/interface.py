@@ -21,6 +21,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 if TYPE_CHECKING:  # the controller imports the model families without torch
     import torch
 
+    from orca_kernels.low_rank import LowRank
     from orca_kernels.quantization import QuantizedWeight
 
 
@@ -233,6 +234,9 @@ class Kernels(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
+
+    def low_rank(self, inputs: int) -> LowRank:
+        """Prepare the products of adapters for a linear map with so many inputs; none has one yet."""
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """Prepare W and b [outputs] for x of `dtype`; the map takes ownership of the tensors.

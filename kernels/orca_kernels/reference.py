@@ -14,6 +14,7 @@ from orca_kernels.interface import (
     Attention,
     AttentionForm,
     Int8Pools,
+    Kernels,
     LinearMap,
     Norm,
     RaggedBatch,
@@ -21,6 +22,7 @@ from orca_kernels.interface import (
     block_pools,
 )
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
+from orca_kernels.low_rank import AdapterRows, LowRank
 from orca_kernels.quantization import INTEGER_ACTIVATIONS, QuantizedWeight
 
 
@@ -79,6 +81,38 @@ class ReferenceIntegerLinear(ReferenceLinear):
             (functional.linear(part.float(), of_part.float()).long() for part, of_part in parts),
             torch.zeros((len(numbers), len(weight)), dtype=torch.int64, device=weight.device),
         )
+
+
+class ReferenceLowRank:
+    """Implements `orca_kernels.low_rank.LowRank` by linear maps of `kernels`."""
+
+    recordable = False
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._maps: dict[int, tuple[LinearMap, LinearMap]] = {}
+
+    def __len__(self) -> int:
+        """See LowRank."""
+        return len(self._maps)
+
+    def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
+        """See LowRank."""
+        self._maps[adapter] = (self._kernels.linear(down, None), self._kernels.linear(up, None))
+
+    def remove(self, adapter: int) -> None:
+        """See LowRank."""
+        self._maps.pop(adapter, None)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, rows: AdapterRows, activated: torch.Tensor | None = None) -> None:
+        """See LowRank."""
+        for adapter, places in rows.groups:
+            if adapter in self._maps:
+                down, up = self._maps[adapter]
+                some = up.add(down(x.index_select(0, places)), y.index_select(0, places))
+                y[places] = some
+                if activated is not None:
+                    activated[places] = functional.gelu(some, approximate="tanh")
 
 
 class ReferenceAttention:
@@ -176,6 +210,10 @@ class ReferenceKernels:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return ReferenceLinear(weight, bias)
+
+    def low_rank(self, inputs: int) -> LowRank:
+        """See Kernels.low_rank."""
+        return ReferenceLowRank(self)
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """See Kernels.quantized_linear. A weight of weight-only quantization then occupies the memory of `dtype`."""

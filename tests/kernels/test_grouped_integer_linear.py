@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.interface import whole_group

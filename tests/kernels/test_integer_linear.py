@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cpu.targets import CpuTarget, processor_flags
 from orca_kernels.interface import Kernels, LinearMap, whole_group
 from orca_kernels.kv_quantization import quantize_rows

@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.attention_self_test import ERROR
-from orca_kernels.cpu.kernels import NAMES, CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import NAMES, CpuKernels
+from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.cuda.modules import CupyLauncher

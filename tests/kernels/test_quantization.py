@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import CpuKernels
+from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.fallback import Operations
 from orca_kernels.quantization import GROUP, OUTPUTS_AT_ONCE, W8A8, WEIGHT_ONLY, quantize

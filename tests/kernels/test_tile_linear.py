@@ -8,8 +8,9 @@ import subprocess
 import pytest
 import torch
 from orca_kernels.cpu import library
-from orca_kernels.cpu.kernels import CpuKernels, PanelLinear
+from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cpu.targets import AVX512, TARGETS, TILES, processor_flags
 from support.cpu_targets import load, tile_target
 

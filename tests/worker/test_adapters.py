@@ -17,7 +17,7 @@ from orca_kernels.interface import Kernels
 from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
 from orca_worker.adapter_files import Adapter, linear_maps, read_adapter, read_adapters
-from orca_worker.adapters import Adapters, adapter_rows
+from orca_worker.adapters import Adapters, iteration_adapters
 from orca_worker.errors import ModelError
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.rows import RowTable
@@ -35,14 +35,15 @@ def test_the_rows_of_each_adapter_among_all_tokens_and_among_those_that_are_read
     count = len(adapter)
     some = st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True)
     last = data.draw(st.none() | some.map(sorted))
-    found = adapter_rows(np.array(adapter), None if last is None else np.array(last), CPU)
+    found = iteration_adapters(np.array(adapter), None if last is None else np.array(last), CPU)
     if not any(adapter):
         assert found is None
         return
     assert found is not None
     read = adapter if last is None else [adapter[token] for token in last]
-    for of, groups in ((adapter, found.of_tokens), (read, found.of_last)):
-        rows = {number: rows.tolist() for number, rows in groups}
+    for of, part in ((adapter, found.of_tokens), (read, found.of_last)):
+        assert part.adapters.tolist() == of
+        rows = {number: rows.tolist() for number, rows in part.groups}
         assert rows == {number: [place for place, own in enumerate(of) if own == number] for number in set(of) - {0}}
 
 
@@ -60,11 +61,11 @@ def test_a_row_keeps_its_adapter_until_another_request_takes_it():
 
     first = batch([0, 1], [pb.Admission(row=0, adapter=2), pb.Admission(row=1)], [2, 1])
     assert first is not None
-    assert [(number, rows.tolist()) for number, rows in first.of_tokens] == [(2, [0, 1])]
-    assert [(number, rows.tolist()) for number, rows in first.of_last] == [(2, [0])]
+    assert [(number, rows.tolist()) for number, rows in first.of_tokens.groups] == [(2, [0, 1])]
+    assert [(number, rows.tolist()) for number, rows in first.of_last.groups] == [(2, [0])]
     again = batch([1, 0], [], [1, 1])
     assert again is not None
-    assert [(number, rows.tolist()) for number, rows in again.of_tokens] == [(2, [1])]
+    assert [(number, rows.tolist()) for number, rows in again.of_tokens.groups] == [(2, [1])]
     assert batch([0], [pb.Admission(row=0)], [1]) is None
 
 
@@ -95,7 +96,7 @@ def test_adapted_maps_equal_merged_ones(kernels, tmp_path, ranks):
     )
     generator = torch.Generator().manual_seed(3)
     weights = {name: torch.randn(shape, generator=generator) for name, shape in MAPS.items()}
-    rows = adapter_rows(np.array([0, 1, 2, 1, 0, 2]), None, CPU)
+    rows = iteration_adapters(np.array([0, 1, 2, 1, 0, 2]), None, CPU)
     x, heads = torch.randn(6, 40, generator=generator), torch.randn(6, 24, generator=generator)
     residual = torch.randn(6, 40, generator=generator)
 
@@ -133,7 +134,7 @@ def test_rows_without_an_adapter_keep_their_bits(tmp_path):
     base, made = kernels.linear(weight.clone(), None), Adapters([adapter], kernels, torch.float32, CPU)
     adapted = made.adapt(base, [("a.q", 24, slice(0, 24))], 40, slice(0, 40))
     for numbers in ([0, 1, 0, 1, 0], [0] * 5):
-        made.active.select(adapter_rows(np.array(numbers), None, CPU))
+        made.active.select(iteration_adapters(np.array(numbers), None, CPU))
         plain = [place for place, number in enumerate(numbers) if number == 0]
         for operation in ("__call__", "gelu_tanh"):
             found, own = getattr(adapted, operation)(x), getattr(base, operation)(x)
@@ -265,7 +266,7 @@ def test_a_new_epoch_begins_without_rows_of_the_last_one(checkpoint, tmp_path):
     rows = stage._model.adapters
     assert rows.of(torch.zeros(3, 1))
     stage.prepare(2)
-    assert rows.of(torch.zeros(3, 1)) == ()
+    assert rows.of(torch.zeros(3, 1)) is None
 
 
 def test_a_changed_adapter_is_another_load_and_other_files_are_not_read(checkpoint, tmp_path):

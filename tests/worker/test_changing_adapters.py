@@ -151,7 +151,7 @@ def test_memory_that_runs_out_during_a_read_refuses_the_adapter(checkpoint, tmp_
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.adapters._maps, "_pair", exhausted)
+        patch.setattr("orca_worker.adapters._factors", exhausted)
         with pytest.raises(ModelError, match=r"memory does not hold .* unload others"):
             stage.adapters.change(change((), 1, "1"))
     assert returned == ["heap"]

@@ -72,7 +72,7 @@ class Recorded:
 
     @staticmethod
     def _forward(partition):
-        def forward(tokens, ragged, hidden):
+        def forward(tokens, ragged, hidden, adapters):
             return partition(partition.embed(tokens, ragged) if hidden is None else hidden, ragged, None)
 
         return forward
@@ -181,7 +181,7 @@ def assert_recorded(model, expected, caplog):
         first = model.increments(parts)
         batch = model.model.rows.batch(model.model.iteration(parts, max_tokens=96))
         with torch.inference_mode():
-            plain = model._forward(model.partitions[0])(batch.tokens, batch.ragged, None)
+            plain = model._forward(model.partitions[0])(batch.tokens, batch.ragged, None, None)
             assert torch.equal(first, model.partitions[0].logits(plain))
         assert torch.equal(first, model.increments(parts))
     assert [line for line in caplog.messages if BY_TORCH not in line] == [], "every batch is recorded"
@@ -242,13 +242,16 @@ class Passes:
 
     def __init__(self, refused: frozenset[int] = frozenset()) -> None:
         self.sizes: list[int] = []
+        self.adapters: list[bool] = []
+        """Whether rows of each pass have adapters."""
         self._refused = refused
 
-    def graphs(self) -> DecodeGraphs:
-        return DecodeGraphs(self._forward, PaddingRows(0, 4), CPU, self._record, (1, 2, 4))
+    def graphs(self, records_adapters: bool = False) -> DecodeGraphs:
+        return DecodeGraphs(self._forward, PaddingRows(0, 4), CPU, self._record, (1, 2, 4), records_adapters)
 
-    def _forward(self, tokens, ragged, hidden):
+    def _forward(self, tokens, ragged, hidden, adapters):
         self.sizes.append(len(tokens))
+        self.adapters.append(adapters is not None)
         return torch.zeros(len(tokens), 3) if hidden is None else hidden
 
     def _record(self, work):
@@ -283,13 +286,30 @@ def test_a_rank_that_cannot_record_runs_the_passes_of_the_others(caplog):
     assert not graphs.accepts(model_batch(1))
 
 
-def model_batch(size):
+def test_rows_with_adapters_have_recordings_of_their_own():
+    passes = Passes()
+    graphs = passes.graphs(records_adapters=True)
+    with_adapters = model_batch(2, (0, 7))
+    for _ in range(2):
+        for batch in (model_batch(2), with_adapters, model_batch(2, (3, 3))):
+            assert graphs.accepts(batch)
+            graphs.run(batch, None)
+    assert passes.sizes == [2, 2]
+    graphs.forget_adapters()
+    for batch in (model_batch(2), with_adapters):
+        graphs.run(batch, None)
+    assert passes.sizes == [2, 2, 2]
+    assert passes.adapters == [False, True, True]
+    assert not passes.graphs().accepts(with_adapters), "a replay would repeat the recording's rows"
+
+
+def model_batch(size, adapters=()):
     rows = RowTable(64, CPU)
     return rows.batch(
         pb.Iteration(
             row=range(size), num_tokens=[1] * size, context_length=[0] * size, token=[0] * size,
             num_new_blocks=[1] * size, new_block=range(size), sample=[True] * size,
-            admission=[pb.Admission(row=row) for row in range(size)],
+            admission=[pb.Admission(row=row, adapter=dict(enumerate(adapters)).get(row, 0)) for row in range(size)],
         )
     )  # fmt: skip
 

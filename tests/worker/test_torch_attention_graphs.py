@@ -38,7 +38,7 @@ class Served:
         prompts = [(row, 0, self.tokens[row][:length]) for row, length in enumerate(LENGTHS)]
         self.prompt_logits = self.model.logits(self.model.iteration(prompts, max_tokens=96))
 
-    def forward(self, tokens, ragged, hidden, last: LastTokens | None = None):
+    def forward(self, tokens, ragged, hidden, adapters=None, last: LastTokens | None = None):
         return self.partition(self.partition.embed(tokens, ragged) if hidden is None else hidden, ragged, last)
 
     @torch.inference_mode()

@@ -1,7 +1,7 @@
 """Adapters (LoRA) of linear maps: requests with different adapters, or none, share each iteration.
 
-A linear map is computed for all rows at once, and then the low-rank product B A x of each adapter for its rows only.
-Both factors are linear maps of the kernels, so that a row's result depends on no other row where the model's does not.
+A linear map is computed for all rows at once, and then the low-rank product B A x of each adapter for its rows only
+(`orca_kernels.low_rank.LowRank`), so that a row's result depends on no other row where the model's does not.
 Adapters that are loaded while the model runs come to the same maps, between two iterations (changing_adapters.py).
 """
 
@@ -15,61 +15,58 @@ import numpy as np
 import torch
 from orca_kernels.device_copies import to_device
 from orca_kernels.interface import Kernels, LinearMap
-from torch.nn import functional
+from orca_kernels.low_rank import AdapterRows, LowRank
 
 from orca_worker.adapter_files import DOWN, UP, WEIGHTS, Adapter
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.errors import ModelError
 
-LowRank = dict[int, tuple[LinearMap, LinearMap]]
-"""A and B of a map, by the number of their adapter."""
-Groups = Sequence[tuple[int, torch.Tensor]]
-"""Number of each adapter that an iteration uses, and its rows, int64 on the device."""
-
 
 @dataclass(frozen=True, slots=True)
-class AdapterRows:
-    """The rows of an iteration that use adapters: among all tokens, and among those that the head reads."""
+class IterationAdapters:
+    """The adapters of an iteration's rows: of all tokens, and of those that the head reads."""
 
-    num_tokens: int
-    of_tokens: Groups
-    of_last: Groups
+    of_tokens: AdapterRows
+    of_last: AdapterRows
 
 
-def adapter_rows(adapter: np.ndarray, last: np.ndarray | None, device: torch.device) -> AdapterRows | None:
-    """Return the rows of `adapter` [S], the number of each token's adapter, 0 for none; None if no token has one.
+def iteration_adapters(adapter: np.ndarray, last: np.ndarray | None, device: torch.device) -> IterationAdapters | None:
+    """Return the adapters of `adapter` [S], the number of each token's adapter, 0 for none; None if no token has one.
 
     `last` [K]: the tokens that the head reads, None for all.
     """
     if not adapter.any():
         return None
     numbers = [number for number in np.unique(adapter).tolist() if number]
-    of_last = adapter if last is None else adapter[last]
-    rows = to_device(device, *(np.flatnonzero(of == number) for of in (adapter, of_last) for number in numbers))
-    found = list(zip(2 * numbers, rows, strict=True))
-    of_read = [(number, places) for number, places in found[len(numbers) :] if len(places)]
-    return AdapterRows(len(adapter), found[: len(numbers)], of_read)
+    inputs = (adapter, adapter if last is None else adapter[last])
+    arrays = [[of, *(np.flatnonzero(of == number) for number in numbers)] for of in inputs]
+    found = to_device(device, *arrays[0], *arrays[1])
+    of_tokens, of_last = (
+        AdapterRows(of[0], [(number, rows) for number, rows in zip(numbers, of[1:], strict=True) if len(rows)])
+        for of in (found[: len(numbers) + 1], found[len(numbers) + 1 :])
+    )
+    return IterationAdapters(of_tokens, of_last)
 
 
 class ActiveAdapters:
-    """The rows of the iteration that is computed, which every adapted map of a partition reads."""
+    """The adapters of the iteration that is computed, which every adapted map of a partition reads."""
 
     def __init__(self) -> None:
-        self._rows: AdapterRows | None = None
+        self._rows: IterationAdapters | None = None
 
-    def select(self, rows: AdapterRows | None) -> None:
-        """Set the rows before the layers are computed."""
+    def select(self, rows: IterationAdapters | None) -> None:
+        """Set the adapters before the layers are computed."""
         self._rows = rows
 
-    def of(self, x: torch.Tensor) -> Groups:
-        """Return the rows of a map's input, which has all tokens, or those that the head reads."""
+    def of(self, x: torch.Tensor) -> AdapterRows | None:
+        """Return the adapters of a map's input, which has all tokens, or those that the head reads; None for none."""
         if self._rows is None:
-            return ()
-        return self._rows.of_tokens if len(x) == self._rows.num_tokens else self._rows.of_last
+            return None
+        return self._rows.of_tokens if len(x) == len(self._rows.of_tokens.adapters) else self._rows.of_last
 
 
 class AdaptedLinear:
-    """Implements `orca_kernels.interface.LinearMap`: a map of the model, and its low-rank maps by adapter."""
+    """Implements `orca_kernels.interface.LinearMap`: a map of the model, and the products of adapters."""
 
     def __init__(self, base: LinearMap, low_rank: LowRank, active: ActiveAdapters) -> None:
         self.fuses_add = base.fuses_add
@@ -82,12 +79,10 @@ class AdaptedLinear:
         return self._adapt(x, self._base(x))
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap: rows with an adapter are computed again, because the map's own GeLU comes too early."""
+        """See LinearMap: with adapters the map is computed twice, because the map's own GeLU comes too early."""
         y = self._base.gelu_tanh(x)
-        for number, rows in self._active.of(x):
-            if number in self._low_rank:
-                some = x.index_select(0, rows)
-                y[rows] = functional.gelu(self._add(number, some, self._base(some)), approximate="tanh")
+        if (rows := self._active.of(x)) is not None and len(self._low_rank):
+            self._low_rank.add(x, self._base(x), rows, activated=y)
         return y
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -95,14 +90,9 @@ class AdaptedLinear:
         return self._adapt(x, self._base.add(x, residual))
 
     def _adapt(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for number, rows in self._active.of(x):
-            if number in self._low_rank:
-                y[rows] = self._add(number, x.index_select(0, rows), y.index_select(0, rows))
+        if (rows := self._active.of(x)) is not None and len(self._low_rank):
+            self._low_rank.add(x, y, rows)
         return y
-
-    def _add(self, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        down, up = self._low_rank[number]
-        return up.add(down(x), y)
 
 
 class _Place(NamedTuple):
@@ -132,7 +122,7 @@ class Adapters:
         self._dtype, self._device = dtype, device
         self._changing = changing
         self._adapted: list[tuple[_Place, LowRank]] = []
-        """Every map of the model, if adapters change."""
+        """The maps that adapters change, or may change."""
         self._adapters = [(adapter, self._open(adapter)) for adapter in adapters]
 
     def adapt(
@@ -143,46 +133,52 @@ class Adapters:
         `maps`: for each part of the output, the module's name, its number of outputs, and which of them. `inputs`: of
         each module, of which this rank has `input_part`.
         """
-        place, low_rank = _Place(maps, inputs, input_part), {}
-        for number, (adapter, checkpoint) in enumerate(self._adapters, 1):
-            if (pair := self._pair(adapter, checkpoint, place)) is not None:
-                low_rank[number] = pair
-        if self._changing:
-            self._adapted.append((place, low_rank))
-        return AdaptedLinear(base, low_rank, self.active) if low_rank or self._changing else base
+        place = _Place(maps, inputs, input_part)
+        factors = [_factors(adapter, checkpoint, place) for adapter, checkpoint in self._adapters]
+        if not any(factors) and not self._changing:
+            return base
+        low_rank = self._kernels.low_rank(len(range(*input_part.indices(inputs))))
+        for number, pair in enumerate(factors, 1):
+            if pair is not None:
+                low_rank.put(number, *pair)
+        self._adapted.append((place, low_rank))
+        return AdaptedLinear(base, low_rank, self.active)
+
+    @property
+    def recordable(self) -> bool:
+        """False if a replay would repeat the rows of the recording's adapters."""
+        return all(low_rank.recordable for _, low_rank in self._adapted)
 
     def add(self, number: int, adapter: Adapter) -> None:
-        """Adapt the model's maps with one more adapter; raise ModelError, and change nothing then."""
+        """Adapt the model's maps with one more adapter; raise ModelError or MemoryError, and change nothing then.
+
+        Recordings of iterations with adapters become invalid.
+        """
         checkpoint = self._open(adapter)
-        pairs = [(low_rank, self._pair(adapter, checkpoint, place)) for place, low_rank in self._adapted]
-        for low_rank, pair in pairs:
-            if pair is not None:
-                low_rank[number] = pair
+        try:
+            for place, low_rank in self._adapted:
+                if (pair := _factors(adapter, checkpoint, place)) is not None:
+                    low_rank.put(number, *pair)
+        except BaseException:
+            self.remove(number)
+            raise
 
     def remove(self, number: int) -> None:
-        """Free the maps of an adapter that came by `add`."""
+        """Free the maps of an adapter that came by `add`. Recordings of iterations with adapters become invalid."""
         for _, low_rank in self._adapted:
-            low_rank.pop(number, None)
+            low_rank.remove(number)
 
     def _open(self, adapter: Adapter) -> Checkpoint:
         return Checkpoint(adapter.folder, self._dtype, self._device, lambda _: None, WEIGHTS)
 
-    def _pair(self, adapter: Adapter, checkpoint: Checkpoint, place: _Place) -> tuple[LinearMap, LinearMap] | None:
-        """Return A and B of an adapter for one map, None if it does not change the map."""
-        factors = _factors(adapter, checkpoint, *place)
-        if factors is None:
-            return None
-        down, up = factors
-        return self._kernels.linear(down, None), self._kernels.linear(up, None)
 
+def _factors(adapter: Adapter, checkpoint: Checkpoint, place: _Place) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return A [modules x r, inputs of the rank] and scale x B [outputs of the rank, modules x r] for one map.
 
-def _factors(
-    adapter: Adapter, checkpoint: Checkpoint, maps: Sequence[tuple[str, int, slice]], inputs: int, input_part: slice
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return A [modules x r, inputs of the rank] and scale x B [outputs of the rank, modules x r]; None without any.
-
-    The factors A of several modules are one map; B has zeros where a module's output does not depend on another's A.
+    None if the adapter does not change the map. The factors A of several modules are one map; B has zeros where a
+    module's output does not depend on another's A.
     """
+    maps, inputs, input_part = place
     modules = [name for name in dict.fromkeys(name for name, _, _ in maps) if name in adapter.tensors]
     if not modules:
         return None

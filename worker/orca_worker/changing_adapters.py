@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_protos import engine_pb2 as pb
@@ -20,13 +22,21 @@ COPIES = 3
 class ChangingAdapters:
     """The adapters of `loaded` beside those of its Load request, by number."""
 
-    def __init__(self, loaded: LoadedPartition) -> None:
+    def __init__(self, loaded: LoadedPartition, on_change: Callable[[], None]) -> None:
+        """`on_change`: called after adapters have come or gone."""
         self._loaded = loaded
+        self._on_change = on_change
         self._maps = loaded.model.adapted_maps
         self._present: dict[int, pb.RuntimeAdapter] = {}
 
     def change(self, request: pb.ChangeAdaptersRequest) -> None:
         """Remove the adapters that are not kept, then load one; raise ModelError, and load nothing then."""
+        try:
+            self._change(request)
+        finally:
+            self._on_change()
+
+    def _change(self, request: pb.ChangeAdaptersRequest) -> None:
         leaving = self._present.keys() - set(request.kept)
         adapter = request.loaded
         if self._present.get(adapter.number, adapter) != adapter:  # of a master before this one

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.interface import RaggedBatch
+from orca_kernels.low_rank import AdapterRows
 
+from orca_worker.adapters import IterationAdapters
 from orca_worker.rows import IterationBatch
 
 logger = logging.getLogger(__name__)
@@ -30,8 +32,9 @@ CPU_SIZES = range(1, 33)
 WARM_UP_RUNS = 2
 """Runs before a CUDA capture, in which libraries load code and allocate workspace: neither can be captured."""
 
-Forward = Callable[[torch.Tensor, RaggedBatch, torch.Tensor | None], torch.Tensor]
-"""Returns hidden [S, H] for token ids [S], their batch, and hidden [S, H] of the partition before (None: the first)."""
+Forward = Callable[[torch.Tensor, RaggedBatch, torch.Tensor | None, IterationAdapters | None], torch.Tensor]
+"""Returns hidden [S, H] for token ids [S], their batch, hidden [S, H] of the partition before (None: the first), and
+the adapters of the rows."""
 Record = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
 """Records a function; returns its output and a replay, which works on the same memory. Raises RuntimeError."""
 
@@ -50,6 +53,8 @@ class _DecodeGraph:
     tokens: torch.Tensor
     ragged: RaggedBatch
     hidden: torch.Tensor | None
+    adapters: torch.Tensor | None
+    """[size] number of each row's adapter."""
     output: torch.Tensor
     replay: Callable[[], None]
 
@@ -61,24 +66,35 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, forward: Forward, padding: PaddingRows, device: torch.device, record: Record, sizes: Sequence[int]
+        self,
+        forward: Forward,
+        padding: PaddingRows,
+        device: torch.device,
+        record: Record,
+        sizes: Sequence[int],
+        records_adapters: bool = False,
     ) -> None:
+        """`records_adapters`: a replay of `forward` reads which row uses which adapter (`LowRank.recordable`)."""
         self._forward = forward
         self._padding = padding
         self._device = device
         self._record = record
         self._sizes = sizes
-        self._graphs: dict[int, _DecodeGraph] = {}
+        self._records_adapters = records_adapters
+        self._graphs: dict[tuple[int, bool], _DecodeGraph] = {}
+        """By size, and whether rows have adapters."""
         self.refusal = ""
         """Why a recording failed; empty if none has failed."""
 
     def accepts(self, batch: IterationBatch) -> bool:
-        """Return True if `run` supports the batch: one token per request, of which the head reads all or none.
-
-        Rows with adapters change from batch to batch, which a recording cannot.
-        """
+        """Return True if `run` supports the batch: one token per request, of which the head reads all or none."""
         one_each = len(batch.tokens) == len(batch.ragged.context_length) <= self._sizes[-1]
-        return one_each and batch.last is None and batch.adapters is None and not self.refusal
+        adapters = batch.adapters is None or self._records_adapters
+        return one_each and batch.last is None and adapters and not self.refusal
+
+    def forget_adapters(self) -> None:
+        """Drop the recordings of rows with adapters, because an adapter comes or goes."""
+        self._graphs = {key: graph for key, graph in self._graphs.items() if graph.adapters is None}
 
     def record_all(self, hidden: torch.Tensor | None) -> None:
         """Record every size, the largest first, whose memory the others use; `hidden` [1, H] as in `run`.
@@ -88,7 +104,7 @@ class DecodeGraphs:
         begin = time.monotonic()
         logger.info("recording %d batch sizes", len(self._sizes))
         for size in reversed(self._sizes):
-            self._graph(size, hidden)
+            self._graph(size, hidden, None)
         if self.refusal:
             self._graphs.clear()  # their memory
         logger.info("recorded %d batch sizes in %.1f s", len(self._graphs), time.monotonic() - begin)
@@ -96,9 +112,9 @@ class DecodeGraphs:
     def run(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Return what `forward` returns for the batch: hidden [S, H]."""
         count = len(batch.tokens)
-        graph = self._graph(next(size for size in self._sizes if size >= count), hidden)
+        graph = self._graph(next(size for size in self._sizes if size >= count), hidden, batch.adapters)
         if graph is None:
-            return self._forward(batch.tokens, batch.ragged, hidden)
+            return self._forward(batch.tokens, batch.ragged, hidden, batch.adapters)
         self._pad(graph.ragged, count)
         graph.tokens[:count] = batch.tokens
         graph.ragged.positions[:count] = batch.ragged.positions
@@ -108,20 +124,25 @@ class DecodeGraphs:
             assert hidden is not None
             graph.hidden[:count] = hidden
             graph.hidden[count:] = 0  # the layers add in place: padding rows would grow from replay to replay
+        if graph.adapters is not None:
+            assert batch.adapters is not None
+            graph.adapters[:count] = batch.adapters.of_tokens.adapters
+            graph.adapters[count:] = 0
         graph.replay()
         return graph.output[:count].clone()  # the next replay overwrites the output
 
-    def _graph(self, size: int, hidden: torch.Tensor | None) -> _DecodeGraph | None:
-        if size not in self._graphs:
+    def _graph(self, size: int, hidden: torch.Tensor | None, adapters: IterationAdapters | None) -> _DecodeGraph | None:
+        key = (size, adapters is not None)
+        if key not in self._graphs:
             try:
-                self._graphs[size] = self._capture(size, hidden)
+                self._graphs[key] = self._capture(size, hidden, adapters)
             except RuntimeError as error:
                 if not self.refusal:
                     logger.warning("cannot record a batch of %d, so kernels are launched one by one: %s", size, error)
                 self.refusal = str(error) or type(error).__name__
-        return self._graphs.get(size)
+        return self._graphs.get(key)
 
-    def _capture(self, size: int, hidden: torch.Tensor | None) -> _DecodeGraph:
+    def _capture(self, size: int, hidden: torch.Tensor | None, adapters: IterationAdapters | None) -> _DecodeGraph:
         positions = torch.zeros(size, dtype=torch.int64, device=self._device)
         tokens, slots = torch.zeros_like(positions), torch.zeros_like(positions)
         ragged = RaggedBatch(
@@ -133,8 +154,13 @@ class DecodeGraphs:
         )
         self._pad(ragged, 0)
         place = None if hidden is None else hidden.new_zeros((size, hidden.shape[1]))
-        output, replay = self._record(lambda: self._forward(tokens, ragged, place))
-        return _DecodeGraph(tokens, ragged, place, output, replay)
+        numbers, rows = None, None
+        if adapters is not None:
+            numbers = torch.zeros_like(positions)
+            of_rows = AdapterRows(numbers, ())
+            rows = IterationAdapters(of_rows, of_rows)
+        output, replay = self._record(lambda: self._forward(tokens, ragged, place, rows))
+        return _DecodeGraph(tokens, ragged, place, numbers, output, replay)
 
     def _pad(self, ragged: RaggedBatch, count: int) -> None:
         """Turn the rows from `count` on into padding."""

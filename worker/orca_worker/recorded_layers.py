@@ -8,6 +8,7 @@ import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_kernels.interface import RaggedBatch
 
+from orca_worker.adapters import IterationAdapters
 from orca_worker.decode_graphs import DecodeGraphs, PaddingRows
 from orca_worker.layers import PagedAttention
 from orca_worker.loaded_partition import LoadedPartition
@@ -40,7 +41,13 @@ class RecordedLayers:
         """Record decode iterations from now on, over pools of `num_blocks` blocks and one more for padding rows."""
         if (recorder := self._loaded.recorder()) is not None:
             padding = PaddingRows(num_blocks, -(-self._loaded.max_model_len // BLOCK_SIZE))
-            self._graphs = DecodeGraphs(self._forward, padding, self._loaded.device, *recorder)
+            records_adapters = self._loaded.model.adapted_maps.recordable
+            self._graphs = DecodeGraphs(self._forward, padding, self._loaded.device, *recorder, records_adapters)
+
+    def forget_adapters(self) -> None:
+        """Drop the recordings of rows with adapters, because an adapter comes or goes."""
+        if self._graphs is not None:
+            self._graphs.forget_adapters()
 
     @torch.inference_mode()
     def record_all(self) -> None:
@@ -53,11 +60,10 @@ class RecordedLayers:
 
         Returns hidden [S, H], or [K, H] for the rows that the head reads: see ModelPartition.__call__.
         """
-        model = self._loaded.model
-        model.adapters.select(batch.adapters)
         if self._graphs is not None and self._graphs.accepts(batch):
             return self._graphs.run(batch, hidden)
-        return self._forward(batch.tokens, batch.ragged, hidden, batch.last if model.spec.last else None)
+        last = batch.last if self._loaded.model.spec.last else None
+        return self._forward(batch.tokens, batch.ragged, hidden, batch.adapters, last)
 
     def run_partition(self, batch: IterationBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Run the layers, and on the last partition the head: activations, or logits."""
@@ -85,7 +91,9 @@ class RecordedLayers:
         tokens: torch.Tensor,
         ragged: RaggedBatch,
         hidden: torch.Tensor | None,
+        adapters: IterationAdapters | None,
         last: LastTokens | None = None,
     ) -> torch.Tensor:
         model = self._loaded.model
+        model.adapters.select(adapters)
         return model(model.embed(tokens, ragged) if hidden is None else hidden, ragged, last)

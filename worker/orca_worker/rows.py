@@ -17,7 +17,7 @@ from orca_kernels.interface import RaggedBatch
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
 
-from orca_worker.adapters import AdapterRows, adapter_rows
+from orca_worker.adapters import IterationAdapters, iteration_adapters
 from orca_worker.prompt_results import PromptRows, num_read, prompt_rows
 from orca_worker.sampling import SAMPLING_ROW, SamplingRows, sampling_row, sampling_rows
 
@@ -55,8 +55,8 @@ class IterationBatch:
     """The sampler's arrays on the device."""
     prompt: PromptRows | None = None
     """Of an iteration with results of prompts; else the rows that the head reads are those that sample."""
-    adapters: AdapterRows | None = None
-    """Rows that use adapters; None if no request has one."""
+    adapters: IterationAdapters | None = None
+    """None if no request has one."""
 
 
 def read_tokens(end: np.ndarray, counts: np.ndarray) -> np.ndarray | None:
@@ -142,7 +142,7 @@ class RowTable:
             rows=sampled,
             parameters=of_sampler,
             prompt=prompt_rows(iteration, counts, samples, self._device) if has_results else None,
-            adapters=adapter_rows(self._rows["adapter"][row[request]], read, self._device),
+            adapters=iteration_adapters(self._rows["adapter"][row[request]], read, self._device),
         )
 
     def _last(self, ragged: RaggedBatch, token: np.ndarray, position: np.ndarray, counts: np.ndarray) -> LastTokens:

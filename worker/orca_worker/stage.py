@@ -44,8 +44,8 @@ class Stage:
         self._request = request
         self._group, self._config, self._model = loaded.group, loaded.config, loaded.model
         self._device, self._dtype, self._max_model_len = loaded.device, loaded.dtype, loaded.max_model_len
-        self.adapters = ChangingAdapters(loaded)
         self._layers = RecordedLayers(loaded)
+        self.adapters = ChangingAdapters(loaded, self._layers.forget_adapters)
         self._draft_model = DraftModel(request, loaded, on_read) if has_draft_model(request) else None
         self._host_copies, self._clock = HostCopies(self._device), DeviceClock(self._device)
         self._reset_rows()

@@ -5,6 +5,7 @@
 #include "grouped_integer_linear.h"
 #include "integer_linear.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "quantized_linear.h"
 #include "replay.h"
 #include "rows.h"
@@ -103,7 +104,14 @@ ORCA_DEFINE_ATTENTION(bfloat16, orca::BFloat16, AttentionItem<orca::BFloat16>)
                                       int64_t rows, int64_t inputs, int64_t outputs, int64_t gelu_tanh) {             \
     orca::linear(orca::Call{{x, bias, residual, y, rows, inputs, outputs, gelu_tanh != 0}, panels});                  \
   }                                                                                                                   \
-  ORCA_DEFINE_RUN(linear_##name)
+  ORCA_EXPORT void orca_low_rank_##name(const T *x, const int64_t *adapters, const orca::LowRankFactors *factors,     \
+                                        T *y, T *activated, int64_t rows, int64_t inputs, int64_t outputs,            \
+                                        int64_t num_factors) {                                                        \
+    orca::add_low_rank<orca::Call>(                                                                                   \
+        orca::LowRankCall<T>{x, adapters, factors, y, activated, rows, inputs, outputs, num_factors});                \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(linear_##name)                                                                                      \
+  ORCA_DEFINE_RUN(low_rank_##name)
 
 #if defined(ORCA_MULTIPLY_ADD)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_PACK)

@@ -13,9 +13,12 @@ import torch
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.low_rank import PanelLowRank
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
+from orca_kernels.cpu.panel_linear import PanelLinear, padded, panels_of
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
+from orca_kernels.low_rank import LowRank
 from orca_kernels.quantization import BITS, INTEGER_ACTIVATIONS, W8A8, WEIGHT_ONLY, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
 
@@ -40,6 +43,7 @@ PACK: list[Any] = [POINTER] * 2 + [INTEGER] * 2
 PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "pack": PACK,
     "linear": [POINTER] * 5 + [INTEGER] * 4,
+    "low_rank": [POINTER] * 5 + [INTEGER] * 4,
 }
 """Functions for the element types whose products the library computes."""
 QUANTIZED_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 5
@@ -47,63 +51,7 @@ QUANTIZED_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 5
 W8A8_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
-PANEL = 32
-"""Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, otherwise 16 (cpu/linear.h)."""
 WORD_BYTES = 4
-
-
-class PanelLinear:
-    """A `LinearMap` over cpu/linear.h, quantized_linear.h, integer_linear.h or grouped_integer_linear.h."""
-
-    fuses_add = True
-
-    def __init__(
-        self,
-        calls: Calls,
-        product: Function,
-        shape: tuple[int, int],
-        panels: tuple[torch.Tensor | None, ...],
-        bias: torch.Tensor | None,
-        *options: int,
-    ) -> None:
-        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight, None for a null pointer.
-
-        `options`: the last arguments of `product`.
-        """
-        self._outputs, self._inputs = shape
-        self._panels = panels
-        self._bias = bias
-        self._calls = calls
-        self._product = product
-        self._options = options
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._run(x, None, gelu_tanh=False)
-
-    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._run(x, None, gelu_tanh=True)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """See LinearMap."""
-        return self._run(x, residual.contiguous(), gelu_tanh=False)
-
-    def _run(self, x: torch.Tensor, residual: torch.Tensor | None, gelu_tanh: bool) -> torch.Tensor:
-        x, y = x.contiguous(), self._calls.empty((len(x), self._outputs), x.dtype)
-        self._product(
-            x.data_ptr(),
-            *(None if panel is None else panel.data_ptr() for panel in self._panels),
-            None if self._bias is None else self._bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            y.data_ptr(),
-            len(x),
-            self._inputs,
-            self._outputs,
-            gelu_tanh,
-            *self._options,
-        )
-        return y
 
 
 class CpuAttention:
@@ -181,7 +129,7 @@ class CpuKernels(ReferenceKernels):
         self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
         if own_products and dtype == torch.bfloat16 and (library.tiles or library.dot_products):
             self.name += ", tiles" if library.tiles else ", dot products"
-            for name in ("linear", "attention") if library.tiles else ("linear",):
+            for name in ("linear", "low_rank", "attention") if library.tiles else ("linear", "low_rank"):
                 kind = "tiles" if library.tiles else "dots"
                 self._functions[name] = self.calls.function(f"{name}_{kind}_{suffix}", signatures[name])
         weight_only = WEIGHT_ONLY if hasattr(library, "orca_pack_int8") else ()
@@ -202,12 +150,21 @@ class CpuKernels(ReferenceKernels):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return_freed_memory()  # memory of the original weights, to bound peak memory
-        if "linear" not in self._functions or weight.shape[1] * weight.itemsize % WORD_BYTES:
-            return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
         outputs, inputs = weight.shape
-        panels = weight.new_empty(_padded(outputs) * inputs)
-        self._functions["pack"](weight.contiguous().data_ptr(), panels.data_ptr(), inputs, outputs)
+        if not self._has_panels(inputs):
+            return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
+        panels = panels_of(self._functions["pack"], weight)
         return PanelLinear(self.calls, self._functions["linear"], (outputs, inputs), (panels,), bias)
+
+    def low_rank(self, inputs: int) -> LowRank:
+        """See Kernels.low_rank."""
+        if not self._has_panels(inputs):
+            return super().low_rank(inputs)
+        return PanelLowRank(self._functions["low_rank"], self._functions["pack"])
+
+    def _has_panels(self, inputs: int) -> bool:
+        """Return True if the library has the products of a weight with so many inputs, which must fill whole words."""
+        return "linear" in self._functions and inputs * self._dtype.itemsize % WORD_BYTES == 0
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """See Kernels.quantized_linear."""
@@ -216,7 +173,7 @@ class CpuKernels(ReferenceKernels):
         if quantization not in self.quantized_products or too_long:
             return super().quantized_linear(weight, bias, dtype)
         return_freed_memory()  # as in `linear`
-        panels = weight.numbers.new_zeros(_padded(outputs) * _row_bytes(quantization, inputs))
+        panels = weight.numbers.new_zeros(padded(outputs) * _row_bytes(quantization, inputs))
         numbers, product = weight.numbers.contiguous(), self._functions[f"linear_{quantization}"]
         self._functions[f"pack_{quantization}"](numbers.data_ptr(), panels.data_ptr(), inputs, outputs)
         scales = self._packed_groups(weight.scales)
@@ -229,7 +186,7 @@ class CpuKernels(ReferenceKernels):
     def _packed_groups(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of groups [outputs, groups] in the order of panels, in float32."""
         outputs, groups = values.shape
-        values, packed = values.float().contiguous(), torch.empty(_padded(outputs) * groups)
+        values, packed = values.float().contiguous(), torch.empty(padded(outputs) * groups)
         self._functions["pack_groups"](values.data_ptr(), packed.data_ptr(), outputs, groups)
         return packed
 
@@ -269,11 +226,6 @@ class CpuKernels(ReferenceKernels):
         suffix = "" if form.kv_cache_dtype is None else f"_{form.kv_cache_dtype}"
         store, attend = self._functions[f"store{suffix}"], self._functions[f"attention{suffix}"]
         return CpuAttention(self.calls, store, attend, form)
-
-
-def _padded(outputs: int) -> int:
-    """Return the outputs of all panels."""
-    return -(-outputs // PANEL) * PANEL
 
 
 def _row_bytes(quantization: str, inputs: int) -> int:

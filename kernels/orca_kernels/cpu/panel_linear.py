@@ -1,0 +1,77 @@
+"""`PanelLinear`: matrix products of the library, over a weight in panels (cpu/linear.h)."""
+
+from __future__ import annotations
+
+import torch
+
+from orca_kernels.cpu.calls import Calls, Function
+
+PANEL = 32
+"""Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, otherwise 16."""
+
+
+class PanelLinear:
+    """A `LinearMap` over cpu/linear.h, quantized_linear.h, integer_linear.h or grouped_integer_linear.h."""
+
+    fuses_add = True
+
+    def __init__(
+        self,
+        calls: Calls,
+        product: Function,
+        shape: tuple[int, int],
+        panels: tuple[torch.Tensor | None, ...],
+        bias: torch.Tensor | None,
+        *options: int,
+    ) -> None:
+        """`shape`: outputs and inputs; `panels`: what `product` reads instead of the weight, None for a null pointer.
+
+        `options`: the last arguments of `product`.
+        """
+        self._outputs, self._inputs = shape
+        self._panels = panels
+        self._bias = bias
+        self._calls = calls
+        self._product = product
+        self._options = options
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._run(x, None, gelu_tanh=False)
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._run(x, None, gelu_tanh=True)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See LinearMap."""
+        return self._run(x, residual.contiguous(), gelu_tanh=False)
+
+    def _run(self, x: torch.Tensor, residual: torch.Tensor | None, gelu_tanh: bool) -> torch.Tensor:
+        x, y = x.contiguous(), self._calls.empty((len(x), self._outputs), x.dtype)
+        self._product(
+            x.data_ptr(),
+            *(None if panel is None else panel.data_ptr() for panel in self._panels),
+            None if self._bias is None else self._bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            y.data_ptr(),
+            len(x),
+            self._inputs,
+            self._outputs,
+            gelu_tanh,
+            *self._options,
+        )
+        return y
+
+
+def panels_of(pack: Function, weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [outputs, inputs] in panels, by the function `pack` for its dtype."""
+    outputs, inputs = weight.shape
+    panels = weight.new_empty(padded(outputs) * inputs)
+    pack(weight.contiguous().data_ptr(), panels.data_ptr(), inputs, outputs)
+    return panels
+
+
+def padded(outputs: int) -> int:
+    """Return the outputs of all panels."""
+    return -(-outputs // PANEL) * PANEL
