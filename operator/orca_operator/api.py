@@ -55,7 +55,8 @@ class Scheduler(Part):
     )
     target_itl_milliseconds: Annotated[int, Field(ge=0, le=3_600_000)] | None = Field(
         None, description="Target of the time between the tokens of an answer: while answers are generated, iterations "
-        "have fewer tokens of prompts. 0: no target. Default: 0."
+        "have fewer tokens of prompts. 0: no target. Default: 200 with one partition; with several 0, and prompts are "
+        "cut so that iterations take equally long."
     )  # fmt: skip
     admission: Annotated[AdmissionName, Effect.LIVE] = Field(
         "reserve", description="Allocation of K/V slots: for all tokens of a request at once (reserve, as in the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from orca_master.commands.scheduling_options import target_itl
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import by_priority
 from orca_master.scheduling.prompt_budget import LEAST_TOKENS, PromptBudget
@@ -107,3 +108,9 @@ def test_a_prompt_that_joins_answers_is_cut_and_ends():
         [("answer", 1), ("prompt", 10)],
         [("answer", 1), ("prompt", 1)],
     ]
+
+
+def test_one_partition_has_a_target_by_default():
+    """The parts of prompts of several ones take equally long without a target."""
+    assert [target_itl(None, 1), target_itl(None, 2)] == [0.2, None]
+    assert [target_itl(0.0, 1), target_itl(50.0, 1), target_itl(50.0, 2)] == [None, 0.05, 0.05]

@@ -23,7 +23,7 @@ from orca_master.commands.argument_types import (
 from orca_master.commands.batch_options import add_batch_options, batch_config
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.commands.response_options import add_response_options, store_limits
-from orca_master.commands.scheduling_options import add_scheduling_options
+from orca_master.commands.scheduling_options import add_scheduling_options, target_itl
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
@@ -188,12 +188,12 @@ def check_engine_options(arguments: argparse.Namespace, device: Device) -> None:
         raise ConfigurationError(f"--attention-backend {refusal}")
 
 
-def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """Return the options of the engine."""
+def engine_config(arguments: argparse.Namespace, pipeline_parallel_size: int) -> EngineConfig:
+    """Return the options of an engine with so many partitions."""
     return EngineConfig(
         max_batch_size=arguments.max_batch_size,
         token_budget=arguments.token_budget,
-        target_itl=arguments.target_itl / 1000 or None,
+        target_itl=target_itl(arguments.target_itl, pipeline_parallel_size),
         balanced=not arguments.no_balanced_batches,
         lookahead=not arguments.no_lookahead,
         prefix_caching=arguments.enable_prefix_caching,

@@ -8,6 +8,16 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.commands.argument_types import count, milliseconds, positive, slots
 
+TARGET_ITL_MILLISECONDS = 200
+"""Default with one partition (docs/benchmarks/index.md, "Through HTTP, beside vLLM's server")."""
+
+
+def target_itl(milliseconds: float | None, pipeline_parallel_size: int) -> float | None:
+    """Return the seconds of `--target-itl`, or of its default for so many partitions; None for no target."""
+    if milliseconds is None:
+        milliseconds = TARGET_ITL_MILLISECONDS if pipeline_parallel_size == 1 else 0
+    return milliseconds / 1000 or None
+
 
 def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the scheduler."""
@@ -23,11 +33,11 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target-itl",
         type=milliseconds,
-        default=0.0,
         metavar="MILLISECONDS",
         help="target of the time between the tokens of an answer: beside answers, an iteration has only so many tokens "
         "of prompts as fit into this time by the measured costs, but prompts always have half of the time; 0: no "
-        "target, but with several partitions prompts are cut so that iterations take equally long (0)",
+        f"target ({TARGET_ITL_MILLISECONDS} with one partition; with several 0, and prompts are cut so that iterations "
+        "take equally long)",
     )
     parser.add_argument(
         "--kv-slots",

@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
             )
             seconds = float(arguments.recovery_timeout)
             config = replace(
-                engine_config(arguments),
+                engine_config(arguments, arguments.pipeline_parallel_size),
                 worker_owner=WorkerOwner.PARENT,
                 recovery_timeout=seconds,
                 restarted=restarted,
