@@ -1,8 +1,9 @@
 """Measures the cost of structured output: processor time per token in the master, and tokens/s of a batch of 32.
 
-    python benchmarks/structured_output.py MODEL [--batch 32] [--tokens 64] [--rounds 5]
+    python benchmarks/structured_output.py [MODEL] [--dtype bfloat16] [--batch 32] [--tokens 64] [--rounds 5]
 
-MODEL is a folder with a tokenizer. Master: a random answer to a schema; the microseconds of processor time for a
+MODEL is a folder with a tokenizer; default: llama of 110 M random weights, whose tokens are bytes and groups of up to
+three letters. Master: a random answer to a schema; the microseconds of processor time for a
 token's mask and for appending the token, mean of all tokens. Engine: this process and its worker answer BATCH requests
 of TOKENS tokens, in turn without and with a grammar that does not end before; medians of the rounds, and the ratio of
 each round's two runs, median with the smallest and the largest. Also the processor time per token of master and
@@ -17,12 +18,14 @@ import json
 import os
 import random
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from orca_bench.circumstances import circumstances, line
 from orca_bench.cpu_times import cpu_seconds
+from orca_bench.random_models import save_letters_tokenizer, save_model
 from orca_master.llm import LLM, SamplingParams
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.grammar_process import compiled, load_tokenizer, translate
@@ -96,16 +99,29 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    masks, tokens = master_costs(options.model, 500, options.seed)
-    print(f"master: {masks:.0f} us per mask, {tokens:.0f} us per appended token")
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model
+        if model is None:
+            model = Path(folder) / "llama"
+            save_model(model, "llama")
+            save_letters_tokenizer(model)
+        measure(model, options)
+    print(line(circumstances(options.seed)))
+
+
+def measure(model: Path, options: argparse.Namespace) -> None:
+    """Print the figures of a model."""
+    masks, tokens = master_costs(model, 500, options.seed)
+    print(f"master: {masks:.0f} us per mask, {tokens:.0f} us per appended token", flush=True)
     plain, constrained = [], []
-    with LLM(options.model, max_batch_size=options.batch) as llm:
+    with LLM(model, dtype=options.dtype, max_batch_size=options.batch) as llm:
         for warm in (False, True):
             run(llm, options.batch, 4, options.seed, warm)
         for number in range(options.rounds):
@@ -119,7 +135,6 @@ def main() -> None:
             f"batch {options.batch}, {unit}: {statistics.median(without):.0f} without a grammar, "
             f"{statistics.median(with_):.0f} with one; ratio {spread(ratios)} of {options.rounds} rounds"
         )
-    print(line(circumstances(options.seed)))
 
 
 if __name__ == "__main__":

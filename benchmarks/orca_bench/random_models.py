@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 LAYERS, HIDDEN, HEADS, VOCABULARY = 12, 768, 12, 32_000
 """Shape of the models in the comparison with peers: 110 M parameters."""
@@ -45,3 +47,19 @@ def save_model(path: Path, family: str = "gpt2", vocabulary: int = VOCABULARY, p
         num_attention_heads=HEADS, max_position_embeddings=positions, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(path)
+
+
+def save_letters_tokenizer(path: Path, vocabulary: int = VOCABULARY) -> None:
+    """Add a tokenizer whose tokens are an end, all bytes, and groups of two and three lower-case letters.
+
+    The rest of the vocabulary has words that occur in no text.
+    """
+    letters = string.ascii_lowercase
+    pairs = [(first, second) for first in letters for second in letters]
+    merges = pairs + [(first + second, third) for first, second in pairs for third in letters]
+    words = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    words += [f"<unused {number}>" for number in range(vocabulary - len(words))]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(path)

@@ -60,7 +60,9 @@ class ExpectedWait:
         seconds = now - max(sent_at, sent.returned_at)
         sent.returned_at = now
         prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
-        self._costs.note(seconds, prompt, num_accepted + sum(entry.samples for entry in batch.requests), limited)
+        generated = num_accepted + sum(entry.samples for entry in batch.requests)
+        answers = any(entry.request.pooling is None for entry in batch.requests)
+        self._costs.note(seconds, prompt, generated, limited, answers)
         if not prompt:
             self.draft_costs.note_rows(seconds - drafting, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()

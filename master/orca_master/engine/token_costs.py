@@ -4,13 +4,14 @@ A token of a prompt is much cheaper than a generated one, which shares its itera
 would depend on their mixture, and the mixture is unusual at the begin of an overload: first prompts, then only answers.
 The cost of a prompt's token is the slope of the iterations' times over their tokens of prompts, by least squares over
 all iterations. The rest of the time of the iterations for which requests had to wait, divided by their generated
-tokens, is the cost of a generated token: only these iterations have a full batch. The costs also say how many tokens of
-prompts an iteration can have.
+tokens, is the cost of a generated token: only these iterations have a full batch. Those that have only embeddings do not
+count for it, however many there are. The costs also say how many tokens of prompts an iteration can have.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from orca_master.engine.moving_line import MovingLine
@@ -31,6 +32,21 @@ class Costs(NamedTuple):
     generated: float
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Sums over iterations, whose weights decrease."""
+
+    seconds: float = 0.0
+    prompt: float = 0.0
+    generated: float = 0.0
+
+    def note(self, seconds: float, prompt: int, generated: int, kept: float) -> None:
+        """Add an iteration; the weights of all earlier ones are multiplied by `kept`."""
+        self.seconds = kept * self.seconds + seconds
+        self.prompt = kept * self.prompt + prompt
+        self.generated = kept * self.generated + generated
+
+
 class TokenCosts:
     """Moving averages over iterations. Idle time is no iteration, and so without effect."""
 
@@ -41,13 +57,16 @@ class TokenCosts:
         """The last known slope of the line, because equal iterations have none."""
         self._plain: float | None = None
         """Seconds of an iteration without prompts; the line's constant would have the error of an old slope."""
-        # Over the iterations for which requests had to wait.
-        self._seconds = self._prompt = self._generated = 0.0
+        self._limited = _Sums()
+        """Of the iterations for which requests had to wait."""
+        self._answering = _Sums()
+        """Of those of them in which not all requests were embeddings."""
 
-    def note(self, seconds: float, prompt: int, generated: int, limited: bool) -> None:
+    def note(self, seconds: float, prompt: int, generated: int, limited: bool, answers: bool = True) -> None:
         """Add an iteration that took its pipeline `seconds`, with so many tokens of prompts and of answers.
 
-        `limited`: requests had to wait, because they did not fit into the iteration.
+        `limited`: requests had to wait, because they did not fit into the iteration; `answers`: not all requests of the
+        iteration are embeddings.
         """
         kept = max(math.exp(-seconds / WINDOW_SECONDS), 1 - 1 / LEAST_ITERATIONS)
         self._line.note(prompt, seconds, kept)
@@ -56,22 +75,23 @@ class TokenCosts:
         if not prompt:
             self._plain = seconds if self._plain is None else kept * self._plain + (1 - kept) * seconds
         if limited:
-            self._seconds = kept * self._seconds + seconds
-            self._prompt = kept * self._prompt + prompt
-            self._generated = kept * self._generated + generated
+            self._limited.note(seconds, prompt, generated, kept)
+            if answers:
+                self._answering.note(seconds, prompt, generated, kept)
 
     @property
     def costs(self) -> Costs | None:
         """The costs; None before the first iteration with tokens for which requests had to wait."""
-        tokens = self._prompt + self._generated
+        tokens = self._limited.prompt + self._limited.generated
         if not tokens:
             return None
-        equal = self._seconds / tokens
+        equal = self._limited.seconds / tokens
         slope = self._line.slope()
         prompt = equal if slope is None else min(equal, max(0.0, slope))
-        if not self._generated:
+        answering = self._answering
+        if not answering.generated:
             return Costs(equal, equal)
-        return Costs(prompt, (self._seconds - prompt * self._prompt) / self._generated)
+        return Costs(prompt, max(0.0, answering.seconds - prompt * answering.prompt) / answering.generated)
 
     def even_prompt_budget(self, batch_size: int) -> PromptBudget | None:
         """Return how many tokens of prompts iterations have if they all take equally long; None before costs are known.
@@ -80,10 +100,11 @@ class TokenCosts:
         batch: fewer would leave the batch with free places, more would leave other iterations without a prompt. At
         least as many as take the time of an iteration without prompts, at most PART times as many, as without answers.
         """
-        if self._slope is None or self._plain is None or not self._generated:
+        answering = self._answering
+        if self._slope is None or self._plain is None or not answering.generated:
             return None
         least = self._plain / self._slope
-        needed = batch_size * self._prompt / self._generated
+        needed = batch_size * answering.prompt / answering.generated
         return PromptBudget(math.ceil(max(least, min(PART * least, needed))), math.ceil(PART * least))
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
