@@ -9,29 +9,23 @@ import os
 import subprocess
 import sys
 from array import array
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint import resumable as resumable_module
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.endpoint.served_models import ServedModels
-from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
-from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.live_requests import LiveRequests
-from orca_master.engine.messages import Observers, Output, Submission
-from orca_master.engine.progress import Progress
-from orca_master.engine.recovery import Recovery
-from orca_master.errors import ConfigurationError, EngineUnavailableError, ModelNotFoundError, QueueFullError
+from orca_master.engine.messages import Observers, Submission
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError
 from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
 from orca_master.journal.journal import Journal
@@ -41,6 +35,7 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_master.text.tokenizer import TextCodec
+from support.idle_engine import Idle
 
 MODEL = "/models/m"
 tokens = st.builds(
@@ -377,27 +372,6 @@ def test_no_request_fills_the_journal_with_log_probabilities_of_its_prompts(tmp_
     asyncio.run(play())
 
 
-def test_a_request_of_an_adapter_that_the_next_master_lacks_is_not_recorded(tmp_path):
-    """The next master would continue it with the model itself."""
-
-    async def play() -> None:
-        engine = Idle((ServedAdapter("loaded", 2, "key"),))
-        generator = Generator(engine, TextCodec(tmp_path), ServedModels(("m",), ("start",), engine), None, 1 << 20)
-        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
-
-        def is_recorded(model: str) -> bool:
-            body = CompletionRequest(model=model, prompt=[1])
-            generation = generator.prepare("cmpl-", body, [[1]], 4, None, owner="key")
-            return resumable.accept("completions", body, generation, "key") is not None
-
-        assert [is_recorded(model) for model in ("m", "start", "loaded")] == [True, True, False]
-        with pytest.raises(ModelNotFoundError, match="'unloaded' does not exist"):
-            is_recorded("unloaded")
-        await resumable.close()
-
-    asyncio.run(play())
-
-
 def test_a_server_that_stops_before_it_resumes_ends_the_streams_that_wait(tmp_path):
     """Otherwise they would hold the server up until its connections are cut, with a traceback in the log."""
 
@@ -432,29 +406,6 @@ def test_a_full_queue_refuses_no_request_that_was_accepted_before(tmp_path):
     assert [entry.generated for entry in pool] == [[5], [5]]
     with pytest.raises(QueueFullError):
         requests.accept(Submission("c", [1], 1, SamplingParameters(), frozenset()))
-
-
-class Idle(EngineClient):
-    """Accepts requests and never generates."""
-
-    def __init__(self, adapters: tuple[ServedAdapter, ...] = ()) -> None:
-        self.adapters = adapters
-
-    @property
-    def status(self) -> EngineStatus:
-        status = EngineStatus(EngineState.STOPPED, "", False, 100, 64, 64, Progress(), 10, 1000, Recovery())
-        return replace(status, adapters=self.adapters)
-
-    def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answer.set_result(None)
-        return answer
-
-    def release(self, request_id: str, ended_as: str | None) -> None:
-        pass
-
-    async def metrics(self) -> bytes:
-        return b""
 
 
 STEPS = ("accept", "note", "note", "note", "flush", "end", "forget", "crash")

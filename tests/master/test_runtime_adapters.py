@@ -355,3 +355,30 @@ def test_a_load_unloads_the_adapters_of_keys_that_are_not_valid_any_more():
         await made.until(lambda: on_workers(made) == [{3: "/d/z", 4: "/d/sub/y"}] * 2)
 
     play(two, scene)
+
+
+def test_an_adapter_of_an_earlier_master_is_restored_with_the_same_files():
+    """Its owner may have loaded it again meanwhile, also from other files, which the requests must not meet."""
+
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        adapters = made.engine.adapters
+        assert await adapters.restore("x", "/d/x", "key", "/d/x") == 1
+        assert await adapters.restore("x", "/d/x", "key", "/d/x") == 1
+        with pytest.raises(RequestError, match="'x' is taken"):
+            await adapters.restore("x", "/d/other", "key", "/d/other")
+        with pytest.raises(RequestError, match=r"^lora_path: the files have changed"):
+            await adapters.restore("y", "/d/y", "key", "earlier")
+        with pytest.raises(RequestError, match="a path below the folder"):
+            await adapters.restore("y", "/e/y", "key", "/e/y")
+        await made.until(lambda: on_workers(made) == [{1: "/d/x"}] * 2)
+        assert served(made) == [("x", 1, "key")]
+        gate = made.cluster.newest("b").adapter_gate = asyncio.Event()
+        loading = asyncio.create_task(adapters.load("z", "z", "key"))
+        await made.until(lambda: 3 in on_workers(made)[0])
+        with pytest.raises(EngineUnavailableError, match="the adapter 'z' is being loaded"):
+            await adapters.restore("z", "/d/z", "key", "/d/z")
+        gate.set()
+        assert await loading == await adapters.restore("z", "/d/z", "key", "/d/z") == 3
+
+    play(two, scene)

@@ -54,6 +54,13 @@ class Served:
         )
         return pid
 
+    def has_other_master(self, before: int) -> bool:
+        """Return True if a master runs that is not the process `before`."""
+        try:
+            return self.master != before and Path(f"/proc/{self.master}").exists()
+        except ValueError:
+            return False
+
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:

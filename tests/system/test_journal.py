@@ -34,7 +34,7 @@ async def play(served: Served, kills: int, number: int = signal.SIGKILL) -> dict
                 await asyncio.sleep(0.001)
             before = served.master
             os.kill(before, number)
-            while not await asyncio.to_thread(lambda: _other_master(served, before)):  # noqa: B023
+            while not await asyncio.to_thread(lambda: served.has_other_master(before)):  # noqa: B023
                 await asyncio.sleep(0.01)
         await asyncio.gather(*reading)
     return transcripts
@@ -87,7 +87,7 @@ def test_a_request_whose_client_does_not_come_back_is_finished_and_can_be_read(t
             assert (running["status"], running["error"]) == ("in_progress", None)
             before = served.master
             os.kill(before, signal.SIGKILL)
-        assert eventually(lambda: _other_master(served, before))  # a new connection to the killed one may be reset
+        assert eventually(lambda: served.has_other_master(before))  # a new connection to the killed one may be reset
         assert client.get(path, headers=two).status_code == 404, "of another key"
         assert client.get("/v1/requests/cmpl-0").status_code == 404
         assert client.get(path, headers={"Accept": "text/event-stream", "Last-Event-ID": "x"}).status_code == 400
@@ -178,10 +178,3 @@ def test_one_master_at_a_time_has_the_folder(tmp_path):
         second = Served([str(DEMO), "--journal", str(tmp_path)])
         assert second.process.wait(100) == 2
     assert f"orca serve: error: --journal {tmp_path}: another master uses this folder" in second.log
-
-
-def _other_master(served: Served, before: int) -> bool:
-    try:
-        return served.master != before and Path(f"/proc/{served.master}").exists()
-    except ValueError:
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -285,3 +286,57 @@ def test_a_folder_that_is_missing_ends_the_start(made, tmp_path):
     assert failed.process.wait(120) == 2
     failed._reader.join(10)
     assert f"--enable-runtime-adapters: the worker has no folder {tmp_path / 'none'}" in failed.log[-1]
+
+
+@pytest.mark.long
+def test_a_killed_master_continues_the_requests_of_adapters(made, tmp_path):
+    """It loads their adapters again; one whose files have changed ends its requests with an error that says so."""
+    model, adapters, _ = made
+    copy = tmp_path / "adapters"
+    shutil.copytree(adapters, copy, symlinks=True)
+    long = {"max_tokens": 1500, "ignore_eos": True}
+    with serve(model, *options(copy, "--journal", str(tmp_path / "journal"))) as server:
+        for name in ("sql", "poems"):
+            assert load(server, name, name).status_code == 200
+        undisturbed = tokens(ask(server, "sql", **long))
+        with contextlib.ExitStack() as streams:  # a client that leaves would cancel its request
+            shutil.copy(copy / "sql" / "adapter_model.safetensors", copy / "poems")
+            before = server.master
+            ids = {name: _begin(streams, server, name, **long) for name in ("base", "sql", "poems")}
+            os.kill(before, signal.SIGKILL)
+        assert eventually(lambda: server.has_other_master(before))
+        found = {name: _ended(server, request_id) for name, request_id in ids.items()}
+        assert [found[name]["status"] for name in ("base", "sql")] == ["completed"] * 2, found
+        assert found["sql"]["response"]["choices"][0]["token_ids"] == undisturbed
+        assert found["sql"]["response"]["model"] == "sql"
+        assert found["base"]["response"]["choices"][0]["token_ids"] != undisturbed
+        assert found["poems"]["error"] == (
+            "the adapter 'poems' could not be loaded again after the master's end: lora_path: the files have changed"
+        )
+        assert names(server) == ["base", "sql"]
+        assert unload(server, "sql").status_code == 200
+
+
+def _begin(streams: contextlib.ExitStack, served: Served, name: str, **more: Any) -> str:
+    """Begin a streamed request of an adapter; return its id once it has a token."""
+    body = {"model": name, "prompt": list(PROMPT), "temperature": 0, "stream": True, "return_token_ids": True}
+    request = httpx.stream("POST", f"{served.url}/v1/completions", json=body | more, timeout=120)
+    lines = streams.enter_context(request).iter_lines()
+    streams.callback(lines.close)  # type: ignore[attr-defined]  # an iterator that nobody holds closes the connection
+    event = next(line for line in lines if line.startswith("data: {"))
+    return str(json.loads(event.removeprefix("data: "))["id"])
+
+
+def _ended(served: Served, request_id: str) -> dict[str, Any]:
+    """Return what the server says of a request in the journal after its end."""
+    answers: list[dict[str, Any]] = []
+
+    def has_ended() -> bool:
+        try:
+            answers.append(httpx.get(f"{served.url}/v1/requests/{request_id}", timeout=60).json())
+        except httpx.TransportError:  # a connection to the killed master
+            return False
+        return answers[-1]["status"] != "in_progress"
+
+    assert eventually(has_ended), (answers[-1:], served.log)
+    return answers[-1]

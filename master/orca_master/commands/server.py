@@ -71,19 +71,13 @@ async def run_server(
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
     engine = make_engine(topology, config, metrics, ports.restarted)
-    endpoint = Endpoint(
-        endpoint_config,
-        engine,
-        codec,
-        template,
-        adapter_loader=_adapter_loader(engine, endpoint_config),
-    )
+    endpoint = Endpoint(endpoint_config, engine, codec, template, adapter_loader=_adapters(engine, endpoint_config))
     async with contextlib.AsyncExitStack() as stack:
         journal_status: Callable[[], JournalStatus] = no_journal
         if ports.parent is not None:
             stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
         if journal is not None:
-            opened = _resumable(endpoint, journal, topology, ports.restarted)
+            opened = _resumable(endpoint, engine, journal, topology, ports.restarted)
             endpoint.resumable, journal_status = await stack.enter_async_context(opened)
             metrics.watch_journal(journal_status)
         endpoint.batches = await stack.enter_async_context(_batches(endpoint, metrics, ports.restarted))
@@ -138,7 +132,7 @@ def _stop_on_signals() -> asyncio.Event:
 
 @contextlib.asynccontextmanager
 async def _resumable(
-    endpoint: Endpoint, config: JournalConfig, topology: Topology, restarted: bool
+    endpoint: Endpoint, engine: EngineThread, config: JournalConfig, topology: Topology, restarted: bool
 ) -> AsyncIterator[tuple[ResumableRequests | None, Callable[[], JournalStatus]]]:
     """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart.
 
@@ -153,7 +147,8 @@ async def _resumable(
         failed = JournalStatus(JournalState.OFF, str(error))
         yield None, lambda: failed
         return
-    resumable = ResumableRequests(journal, endpoint.generator, config.window)
+    adapters = _adapters(engine, endpoint.config)
+    resumable = ResumableRequests(journal, endpoint.generator, config.window, adapters)
     try:
         yield resumable, lambda: status_of(journal)
     finally:
@@ -204,7 +199,7 @@ async def _form(engine: EngineThread) -> None:
         await engine.start()
 
 
-def _adapter_loader(engine: EngineThread, config: EndpointConfig) -> EngineAdapters | None:
+def _adapters(engine: EngineThread, config: EndpointConfig) -> EngineAdapters | None:
     if not config.runtime_adapters:
         return None
     return EngineAdapters(engine, KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests).has)

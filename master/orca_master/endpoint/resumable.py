@@ -1,6 +1,7 @@
 """`ResumableRequests`: the requests in the journal, which a restarted master finishes and clients can read again.
 
-A request is remembered until `window` seconds after its end. Only the key that asked may read it.
+A request is remembered until `window` seconds after its end. Only the key that asked may read it. The adapters that
+were loaded at run time and that unfinished requests use are loaded again, under their names.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import time
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.resumable_request import ResumableRequest
-from orca_master.errors import EngineUnavailableError
+from orca_master.engine.adapter_calls import AdapterRestorer
+from orca_master.engine.adapter_registry import OFF
+from orca_master.errors import EngineUnavailableError, RequestError
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, JournalledRequest
+from orca_master.journal.records import Accepted, AdapterFiles, JournalledRequest
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +28,23 @@ MAX_PROMPT_LOGPROBS = 2**14
 can have would fill it, and it would be off for all."""
 MAX_RESUMES = 3
 """Maximum continuations of a request without a token, by masters that were then killed."""
+RESTORE_SECONDS, RETRY_SECONDS = 300.0, 1.0
+"""How long an adapter is tried to be loaded again while no pipeline serves, and the period."""
 
 
 class ResumableRequests:
     """All remembered requests, by id. Used on the event loop of the endpoint."""
 
-    def __init__(self, journal: Journal, generator: Generator, window: float) -> None:
+    def __init__(
+        self, journal: Journal, generator: Generator, window: float, adapters: AdapterRestorer | None = None
+    ) -> None:
+        """`adapters`: None without --enable-runtime-adapters."""
         self._journal = journal
         self._generator = generator
         self._window = window
+        self._adapters = adapters
+        self._restored: dict[tuple[str, AdapterFiles], asyncio.Task[int]] = {}
+        """Number of each adapter that requests of earlier masters use, by owner and files."""
         self._requests: dict[str, ResumableRequest] = {}
         self._by_number: dict[int, ResumableRequest] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -53,17 +64,21 @@ class ResumableRequests:
     def accept(
         self, route: str, body: GenerationRequest, generation: Generation, owner: str
     ) -> ResumableRequest | None:
-        """Return the recorder of a new request; None while the journal is off, for too many log probabilities, or with
-        an adapter that was loaded while this master runs: the next one does not have it.
+        """Return the recorder of a new request; None while the journal is off, or for too many log probabilities.
 
         The request is remembered as soon as the engine accepts it.
         """
         count = body.num_prompt_logprobs
         num_logprobs = 0 if count is None else generation.prompt_tokens * (1 + count)
         submission = generation.choices[0].submission
-        lasts = self._generator.models.is_of_start(submission.adapter)
-        if not (self._journal.is_on and lasts) or num_logprobs > MAX_PROMPT_LOGPROBS:
+        if not self._journal.is_on or num_logprobs > MAX_PROMPT_LOGPROBS:
             return None
+        files = None
+        if not self._generator.models.is_of_start(submission.adapter):
+            loaded = None if self._adapters is None else self._adapters.of_number(submission.adapter)
+            if loaded is None:  # it has left since the body was checked, and the engine refuses the request
+                return None
+            files = AdapterFiles(loaded.name, loaded.folder, loaded.digest)
         return ResumableRequest(
             self._journal,
             Accepted(
@@ -77,6 +92,7 @@ class ResumableRequests:
                 generation.created,
                 owner,
                 generation.deadline,
+                files,
             ),
             self._remember,
             self._forget_later,
@@ -111,9 +127,10 @@ class ResumableRequests:
 
     async def close(self) -> None:
         """Stop the resumed requests; what has not ended continues after the next start."""
-        for task in self._running:
+        tasks = [*self._running, *self._restored.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._journal.close()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
@@ -127,6 +144,14 @@ class ResumableRequests:
             await asyncio.sleep(0)
 
     async def _run(self, request: ResumableRequest) -> None:
+        if (files := request.accepted.adapter) is not None:
+            try:
+                request.restored_adapter = await self._number_of(files, request.accepted.owner)
+            except EngineUnavailableError:  # as below
+                return
+            except RequestError as error:
+                request.end(f"the adapter {files.name!r} could not be loaded again after the master's end: {error}")
+                return
         try:
             generation = request.generation(self._generator)
             choices = request.unfinished(generation)
@@ -141,6 +166,26 @@ class ResumableRequests:
             pass
         except Exception as error:
             logger.warning("request %s was resumed and failed: %s", request.accepted.request_id, error)
+
+    async def _number_of(self, files: AdapterFiles, owner: str) -> int:
+        """Return the number of an adapter that is loaded again, once for all requests; raise as `_restore`."""
+        key = (owner, files)
+        if key not in self._restored:
+            self._restored[key] = asyncio.create_task(self._restore(files, owner))
+        return await asyncio.shield(self._restored[key])
+
+    async def _restore(self, files: AdapterFiles, owner: str) -> int:
+        """Load an adapter again; raise RequestError if it is refused, EngineUnavailableError if no pipeline serves."""
+        if self._adapters is None:
+            raise RequestError(OFF)
+        deadline = time.monotonic() + RESTORE_SECONDS
+        while True:
+            try:
+                return await self._adapters.restore(files.name, files.folder, owner, files.digest)
+            except EngineUnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _remember(self, request: ResumableRequest) -> None:
         self._requests[request.accepted.request_id] = request

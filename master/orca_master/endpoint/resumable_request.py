@@ -56,6 +56,8 @@ class ResumableRequest:
         """True if the server stops; the next server continues the request."""
         self.num_resumed = 0
         """See JournalledRequest."""
+        self.restored_adapter = 0
+        """Number of the adapter that was loaded again for this request."""
 
     @property
     def body(self) -> GenerationRequest:
@@ -79,7 +81,7 @@ class ResumableRequest:
             accepted.seed,
             accepted.deadline,
             accepted.owner,
-            generator.models.number_at_start(self.body.model),
+            self.restored_adapter or generator.models.number_at_start(self.body.model),
         )
 
     def restore(self, journalled: JournalledRequest) -> None:

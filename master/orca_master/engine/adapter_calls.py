@@ -1,10 +1,12 @@
-"""`AdapterLoader`: how the endpoint loads and unloads adapters; `EngineAdapters`: those of an engine on its thread."""
+"""How the endpoint loads, unloads and restores adapters; `EngineAdapters`: those of an engine on its thread."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+
+from orca_master.engine.adapter_registry import RuntimeAdapter
 
 if TYPE_CHECKING:  # API processes import this module and must not load gRPC
     from orca_master.engine.engine_thread import EngineThread
@@ -20,8 +22,18 @@ class AdapterLoader(Protocol):
         """See RuntimeAdapters.unload."""
 
 
+class AdapterRestorer(Protocol):
+    """The adapters that were loaded while this master or an earlier one ran, for the requests in the journal."""
+
+    def of_number(self, number: int) -> RuntimeAdapter | None:
+        """Return the adapter of a request, None if it has left."""
+
+    async def restore(self, name: str, folder: str, owner: str, digest: str) -> int:
+        """See RuntimeAdapters.restore."""
+
+
 class EngineAdapters:
-    """See AdapterLoader. A change goes on if its caller is cancelled, because workers have begun it.
+    """An AdapterLoader and AdapterRestorer. A change goes on if its caller is cancelled: workers have begun it.
 
     `is_valid`: whether a key with a digest is valid. A load first unloads the adapters of keys that are not any more.
     """
@@ -40,6 +52,15 @@ class EngineAdapters:
             await self._engine.engine.adapters.load(name, path, owner)
 
         await asyncio.shield(self._engine.on_engine(change))
+
+    def of_number(self, number: int) -> RuntimeAdapter | None:
+        """See AdapterRestorer."""
+        return self._engine.engine.adapters.registry.of_number(number)
+
+    async def restore(self, name: str, folder: str, owner: str, digest: str) -> int:
+        """See AdapterRestorer."""
+        adapters = self._engine.engine.adapters
+        return await asyncio.shield(self._engine.on_engine(lambda: adapters.restore(name, folder, owner, digest)))
 
     async def unload(self, name: str, owner: str) -> None:
         """See AdapterLoader."""

@@ -69,6 +69,15 @@ class AdapterRegistry:
         """The adapters of every state that workers have or load, by number."""
         return list(self._adapters.values())
 
+    def of_number(self, number: int) -> RuntimeAdapter | None:
+        """Return an adapter in any state, None if there is none; from any thread."""
+        return self._adapters.get(number)
+
+    def of_name(self, name: str, owner: str) -> RuntimeAdapter | None:
+        """Return the adapter of this owner that does not leave, None without one."""
+        mine = (entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and not entry.leaving)
+        return next(mine, None)
+
     def accepts(self, number: int) -> bool:
         """Return True if new requests may use the adapter; 0 is the model."""
         return number <= self._num_at_start or (number in self._adapters and self._adapters[number].is_ready)
@@ -103,8 +112,7 @@ class AdapterRegistry:
 
     def leave(self, name: str, owner: str) -> None:
         """Refuse new requests for an adapter; raise RequestError if this owner has none of this name that is ready."""
-        mine = (entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and not entry.leaving)
-        adapter = next(mine, None)
+        adapter = self.of_name(name, owner)
         if adapter is None or not adapter.is_ready:
             reason = "was not loaded, or another API key loaded it" if adapter is None else "is still being loaded"
             raise RequestError(f"{NAME}: the adapter {name[:MAX_NAME_LENGTH]!a} {reason}", NAME)

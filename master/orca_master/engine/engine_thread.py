@@ -12,10 +12,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from orca_contract.state import EngineState
 from orca_contract.topology import Topology
@@ -28,6 +28,8 @@ from orca_master.engine.progress import Progress
 from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.request import ServiceClass
 from orca_master.text.grammar_compiler import GrammarCompiler
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -158,10 +160,9 @@ class EngineThread(EngineClient):
         self.config = config
         self._engine_loop.call_soon_threadsafe(self.engine.reconfigure, config)
 
-    def on_engine(self, call: Callable[[], object]) -> Awaitable[None]:
+    def on_engine(self, call: Callable[[], Coroutine[Any, Any, Result]]) -> Awaitable[Result]:
         """Run the coroutine of `call` on the engine's loop."""
-        future: Future[None] = asyncio.run_coroutine_threadsafe(call(), self._engine_loop)  # type: ignore[arg-type]
-        return asyncio.wrap_future(future)
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._engine_loop))
 
     def begin_drain(self) -> None:
         """Refuse new requests, and let running ones finish on their pipelines, even if workers are shutting down."""

@@ -78,10 +78,11 @@ class RuntimeAdapters:
         if not self.registry.holds(number):
             raise RequestError(f"model: the workers have no adapter {number}", "model")
 
-    async def load(self, name: str, path: str, owner: str) -> None:
-        """Load an adapter for one owner; return when requests may use it.
+    async def load(self, name: str, path: str, owner: str, digest: str = "") -> int:
+        """Load an adapter for one owner; return its number when requests may use it.
 
-        Raises RequestError for a name, path or files that are refused, EngineUnavailableError if no pipeline serves.
+        `digest`: of the files that are expected; "": any. Raises RequestError for a name, path or files that are
+        refused, EngineUnavailableError if no pipeline serves.
         """
         folder = self._folder_of(path)
         if not self._serving:
@@ -89,14 +90,29 @@ class RuntimeAdapters:
         adapter = self.registry.begin(name, owner, folder)
         try:
             async with self._turns():
-                digest = await self._load(adapter)
-            self.registry.finish(adapter.number, digest)
+                found = await self._load(adapter)
+            if digest not in ("", found):
+                raise RequestError(f"{PATH}: the files have changed", PATH)
+            self.registry.finish(adapter.number, found)
         except BaseException:
             if self.registry.remove(adapter.number):  # else a removal from the pipelines has been made or begun
                 self._remove_soon()
             raise
         logger.info("adapter %r is loaded from %s", name, folder)
         self._on_change()
+        return adapter.number
+
+    async def restore(self, name: str, folder: str, owner: str, digest: str) -> int:
+        """Return the number of an adapter with these files, which is loaded if its owner does not have it.
+
+        Raises as `load`, RequestError also if the owner has another adapter of this name.
+        """
+        known = self.registry.of_name(name, owner)
+        if known is None or known.folder != folder or known.digest not in ("", digest):
+            return await self.load(name, folder, owner, digest)
+        if not known.is_ready:
+            raise EngineUnavailableError(f"the adapter {name!r} is being loaded")
+        return known.number
 
     async def unload(self, name: str, owner: str) -> None:
         """Refuse new requests for an adapter of this owner; it is removed when the last accepted one has ended.

@@ -4,8 +4,8 @@ A token of a prompt is much cheaper than a generated one, which shares its itera
 would depend on their mixture, and the mixture is unusual at the begin of an overload: first prompts, then only answers.
 The cost of a prompt's token is the slope of the iterations' times over their tokens of prompts, by least squares over
 all iterations. The rest of the time of the iterations for which requests had to wait, divided by their generated
-tokens, is the cost of a generated token: only these iterations have a full batch. Those that have only embeddings do not
-count for it, however many there are. The costs also say how many tokens of prompts an iteration can have.
+tokens, is the cost of a generated token: only these iterations have a full batch. Those that have only embeddings count
+for nothing in it. The costs also say how many tokens of prompts an iteration can have.
 """
 
 from __future__ import annotations

@@ -31,13 +31,22 @@ class RecordError(Exception):
     """A line that is damaged or was not written by this version."""
 
 
+class AdapterFiles(NamedTuple):
+    """An adapter that was loaded while the master ran. `folder`: path on the workers. `digest`: of its files."""
+
+    name: str
+    folder: str
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A request that the engine has accepted. `prompts` are token ids, times are in seconds since the epoch.
 
     `route`: COMPLETIONS or CHAT of endpoint/resumable_request.py. `body`: the fields that the client set, without
     prompts.
-    `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys.
+    `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys. `adapter`: that the next master must load;
+    None for the model, or one of its adapters from the start.
     """
 
     request_id: str
@@ -50,6 +59,7 @@ class Accepted:
     created: int
     owner: str
     deadline: float | None = None
+    adapter: AdapterFiles | None = None
 
 
 class Token(NamedTuple):
@@ -101,6 +111,8 @@ def accepted(number: int, request: Accepted) -> list[Any]:
 
 def _fields(request: Accepted) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in request.__slots__}
+    if request.adapter is None:
+        del fields["adapter"]  # earlier versions do not know the field
     return {**fields, "prompts": list(map(list, request.prompts))}
 
 
@@ -181,7 +193,14 @@ def _replay_tokens(outputs: list[Any], requests: dict[int, JournalledRequest], d
 
 
 def _accepted_of(fields: dict[str, Any]) -> Accepted:
-    return Accepted(**{**fields, "prompts": [array("I", prompt) for prompt in fields["prompts"]]})
+    adapter = fields.get("adapter")
+    return Accepted(
+        **{
+            **fields,
+            "prompts": [array("I", prompt) for prompt in fields["prompts"]],
+            "adapter": None if adapter is None else AdapterFiles(*adapter),
+        }
+    )
 
 
 def _token_of(output: list[Any]) -> Token:
