@@ -126,7 +126,7 @@ def test_a_gpu_records_all_sizes_before_it_serves_with_a_new_recorder_each_time(
         on_gpu.prepare(number)
         on_gpu.allocate(BLOCKS)
         assert on_gpu._layers._graphs is not None
-        assert sorted(on_gpu._layers._graphs._graphs) == [1, 2]
+        assert sorted(on_gpu._layers._graphs._graphs) == [(1, False), (2, False)], "none with adapters"
         assert len(recorders) == number
     assert on_gpu.graphs_refused == ""
 
