@@ -14,8 +14,9 @@ class AdapterRows(NamedTuple):
 
     adapters: torch.Tensor
     """[S] int64 on the device: number of each row's adapter, 0 for none."""
-    groups: Sequence[tuple[int, torch.Tensor]]
-    """Number of each adapter that has rows, and these rows, int64 on the device. Not of a replayed batch."""
+    groups: Sequence[tuple[int, torch.Tensor]] | None
+    """Number of each adapter that has rows, and these rows, int64 on the device; None in a recording, whose replays
+    have other rows."""
 
 
 class LowRank(Protocol):
@@ -26,6 +27,9 @@ class LowRank(Protocol):
 
     def __len__(self) -> int:
         """Return the number of adapters."""
+
+    def __contains__(self, adapter: int) -> bool:
+        """Return True if the adapter of this number changes the map."""
 
     def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
         """Add an adapter by its factors A [rank, inputs] and B [outputs, rank]. Recordings become invalid."""

@@ -96,6 +96,10 @@ class ReferenceLowRank:
         """See LowRank."""
         return len(self._maps)
 
+    def __contains__(self, adapter: int) -> bool:
+        """See LowRank."""
+        return adapter in self._maps
+
     def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
         """See LowRank."""
         self._maps[adapter] = (self._kernels.linear(down, None), self._kernels.linear(up, None))
@@ -106,6 +110,7 @@ class ReferenceLowRank:
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: AdapterRows, activated: torch.Tensor | None = None) -> None:
         """See LowRank."""
+        assert rows.groups is not None, "not recordable"
         for adapter, places in rows.groups:
             if adapter in self._maps:
                 down, up = self._maps[adapter]

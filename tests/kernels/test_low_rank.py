@@ -18,6 +18,7 @@ ARRANGEMENTS = (
     [3, 3, 3],  # one prompt
     [0, 0, 8, 8, 8, 21, 21],  # prompts one after the other
     [21, 0, 3, 8, 3, 0, 21, 8, 3],  # increments
+    [3, 0, *[3] * 30, 8, *[3] * 14, 21, 3, 3],  # long and short runs
     [5, 3, 5],  # an adapter that does not change the map
     [0, 0],
 )
@@ -122,7 +123,7 @@ def test_a_replay_reads_which_row_uses_which_adapter(kernels, dtype):
 
     def work() -> torch.Tensor:
         y, activated = linear(x), linear.gelu_tanh(x)
-        low_rank.add(x, y, AdapterRows(numbers, ()), activated)
+        low_rank.add(x, y, AdapterRows(numbers, None), activated)
         return y + activated
 
     output, replay = kernels.calls(work)

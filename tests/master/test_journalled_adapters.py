@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
-from orca_master.endpoint import resumable as resumable_module
+from orca_master.endpoint import restored_adapters
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import ResumableRequests
+from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.endpoint.served_models import ServedModels
 from orca_master.engine.adapter_registry import RuntimeAdapter, ServedAdapter
-from orca_master.errors import EngineUnavailableError, ModelNotFoundError, RequestError
+from orca_master.errors import EngineError, EngineUnavailableError, ModelNotFoundError, RequestError
 from orca_master.journal import records
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, AdapterFiles
@@ -30,10 +32,12 @@ SECONDS = 60.0
 
 
 class Adapters:
-    """An AdapterRestorer. `answers`: of the next calls of `restore`, then the number 7."""
+    """An AdapterRestorer. `answers`: of the next calls of `restore`, then the number 7; `gate` holds them."""
 
     def __init__(self, *answers: Exception) -> None:
         self.calls: list[tuple[str, ...]] = []
+        self.released: list[int] = []
+        self.gate: asyncio.Event | None = None
         self._answers = list(answers)
 
     def of_number(self, number: int) -> RuntimeAdapter | None:
@@ -41,9 +45,14 @@ class Adapters:
 
     async def restore(self, *arguments: str) -> int:
         self.calls.append(arguments)
+        if self.gate is not None:
+            await self.gate.wait()
         if self._answers:
             raise self._answers.pop(0)
         return 7
+
+    def release(self, number: int) -> None:
+        self.released.append(number)
 
 
 def generator_over(engine: Idle, folder: Path) -> Generator:
@@ -63,6 +72,9 @@ def test_a_record_has_the_files_of_an_adapter_and_no_field_without_one():
         assert ("adapter" in array_of[2]) == (adapter is not None)
         records.replay(json.loads(json.dumps(array_of)), made, set())
         assert made[1].accepted == request("a", adapter=adapter)
+        again: dict[int, records.JournalledRequest] = {}
+        records.replay(json.loads(json.dumps(records.request(1, made[1]))), again, set())  # written again
+        assert again[1].accepted == request("a", adapter=adapter)
 
 
 @pytest.mark.parametrize("adapters", [None, Adapters()], ids=["none at run time", "some"])
@@ -94,68 +106,122 @@ def test_a_request_is_recorded_with_what_the_next_master_needs(tmp_path, adapter
     asyncio.run(play())
 
 
-def resume(
-    folder: Path, adapters: Adapters | None, until: Callable[[Idle, ResumableRequests], bool]
-) -> tuple[dict[str, int], list[str]]:
-    """Resume the requests a, b and c, of which c is of the start and b and a share files.
+async def outcome(request: ResumableRequest, generator: Generator) -> str:
+    """Return how a client's reading of a request ends: "" for a whole answer."""
+    try:
+        async for _ in request.pieces(request.generation(generator)):
+            pass
+    except (EngineError, EngineUnavailableError) as error:
+        return str(error)
+    return ""
 
-    Returns, when `until` holds, the adapters of the requests that were submitted, and the errors of a and b.
-    """
-    engine = Idle()
 
-    async def play() -> list[str]:
-        resumable = ResumableRequests(Journal(folder / "j", MODEL), generator_over(engine, folder), SECONDS, adapters)
-        assert resumable.resume() == 3
+class Master:
+    """A master that resumes the requests a, b and c, of which c is of the start, and a and b share files."""
+
+    def __init__(self, folder: Path, adapters: Adapters | None, deadline: float | None = None) -> None:
+        journal = Journal(folder / "j", MODEL)
+        for entry in (request("a"), request("b"), request("c", adapter=None)):
+            journal.accept(replace(entry, deadline=deadline))
+        journal.close()
+        self.engine = Idle()
+        self.generator = generator_over(self.engine, folder)
+        self.resumable = ResumableRequests(Journal(folder / "j", MODEL), self.generator, SECONDS, adapters)
+        assert self.resumable.resume() == 3
+
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not until(engine, resumable):
+            while not condition():
                 await asyncio.sleep(0.001)
-        requests = [resumable.find(name, "key") for name in ("a", "b")]
-        errors = [found.ended.error for found in requests if found is not None and found.ended is not None]
-        await resumable.close()
-        return errors
 
-    journal = Journal(folder / "j", MODEL)
-    for entry in (request("a"), request("b"), request("c", adapter=None)):
-        journal.accept(entry)
-    journal.close()
-    errors = asyncio.run(play())
-    return {each.request_id.split("/")[0]: each.adapter for each in engine.submitted}, errors
+    def adapters(self) -> list[int]:
+        """Return the adapters of the requests that the engine has, in any order."""
+        return sorted(each.adapter for each in self.engine.submitted)
+
+    async def read(self) -> list[str]:
+        """Return how the reading of a and b ends."""
+        requests = [self.resumable.find(name, "key") for name in ("a", "b")]
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.gather(*(outcome(each, self.generator) for each in requests if each is not None))
 
 
 def test_an_adapter_is_loaded_again_once_for_all_of_its_requests(tmp_path, monkeypatch):
-    """While no pipeline serves it is tried again; the others do not wait for it."""
-    monkeypatch.setattr(resumable_module, "RETRY_SECONDS", 0.001)
-    adapters = Adapters(EngineUnavailableError("no pipeline serves"), EngineUnavailableError("no pipeline serves"))
-    numbers, errors = resume(tmp_path, adapters, lambda engine, _: len(engine.submitted) == 3)
-    assert adapters.calls == [("loaded", "/d/loaded", "key", "abc")] * 3
-    assert sorted(numbers.values()) == [1, 7, 7]
-    assert errors == []
+    """While no pipeline serves it is tried again; the others do not wait for it. It leaves after its requests."""
+    monkeypatch.setattr(restored_adapters, "RETRY_SECONDS", 0.001)
+
+    async def play() -> None:
+        adapters = Adapters(*[EngineUnavailableError("no pipeline serves")] * 2)
+        master = Master(tmp_path, adapters)
+        master.engine.state = EngineState.RECOVERING
+        await master.until(lambda: len(master.engine.submitted) == 3)
+        assert adapters.calls == [("loaded", "/d/loaded", "key", "abc")] * 3
+        assert master.adapters() == [1, 7, 7]
+        assert adapters.released == []
+        for submission in master.engine.submitted:
+            master.engine.finish(submission)
+        assert await master.read() == ["", ""]
+        await master.until(lambda: adapters.released == [7])
+        await master.resumable.close()
+
+    asyncio.run(play())
+
+
+REFUSED = "the adapter 'loaded' could not be loaded again after the master's end: "
 
 
 @pytest.mark.parametrize(
-    ("adapters", "reason"),
+    ("make", "reason"),
     [
-        (Adapters(RequestError("lora_path: the files have changed")), "lora_path: the files have changed"),
-        (None, "adapters cannot be loaded while the server runs: start it with --enable-runtime-adapters DIR"),
+        (
+            lambda: Adapters(*[RequestError("lora_path: the files have changed")] * 2),
+            "lora_path: the files have changed",
+        ),
+        (lambda: Adapters(*[ZeroDivisionError("a fault")] * 2), "a fault"),
+        (lambda: None, "adapters cannot be loaded while the server runs: start it with --enable-runtime-adapters DIR"),
     ],
 )
-def test_an_adapter_that_is_refused_ends_its_requests_with_the_reason(tmp_path, adapters, reason):
-    def until(engine: Idle, resumable: ResumableRequests) -> bool:
-        found = [resumable.find(name, "key") for name in ("a", "b")]
-        return len(engine.submitted) == 1 and all(each is not None and each.ended is not None for each in found)
+def test_an_adapter_that_is_refused_ends_its_requests_with_the_reason(tmp_path, make, reason):
+    async def play() -> None:
+        master = Master(tmp_path, make())
+        assert await master.read() == [f"{REFUSED}{reason}"] * 2
+        await master.until(lambda: master.adapters() == [1])
+        await master.resumable.close()
 
-    numbers, errors = resume(tmp_path, adapters, until)
-    assert list(numbers.values()) == [1]
-    assert errors == [f"the adapter 'loaded' could not be loaded again after the master's end: {reason}"] * 2
+    asyncio.run(play())
 
 
-def test_without_a_pipeline_the_requests_wait_for_the_next_master(tmp_path, monkeypatch):
-    monkeypatch.setattr(resumable_module, "RESTORE_SECONDS", -1.0)
-    adapters = Adapters(*[EngineUnavailableError("no pipeline serves")] * 9)
-    numbers, errors = resume(tmp_path, adapters, lambda engine, _: bool(adapters.calls and engine.submitted))
-    assert (list(numbers.values()), errors) == ([1], [])
+def test_a_deadline_ends_a_request_that_waits_for_its_adapter(tmp_path):
+    async def play() -> None:
+        adapters = Adapters()
+        adapters.gate = asyncio.Event()
+        master = Master(tmp_path, adapters, deadline=1_700.0)
+        assert await master.read() == [f"{REFUSED}not finished within 0 s"] * 2
+        await master.resumable.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_requests_that_wait_for_an_adapter_are_left_to_the_next_master(tmp_path, closes):
+    """When the server stops, their readers hear of it, whether the engine or the server ends first."""
+
+    async def play() -> None:
+        adapters = Adapters()
+        adapters.gate = asyncio.Event()
+        master = Master(tmp_path, adapters)
+        await master.until(lambda: bool(adapters.calls))
+        reading = asyncio.create_task(master.read())
+        await asyncio.sleep(0)
+        if not closes:
+            master.resumable.interrupt()
+        else:
+            await master.resumable.close()
+        assert await reading == ["the server stops"] * 2
+        if not closes:
+            await master.resumable.close()
+
+    asyncio.run(play())
     left = Journal(tmp_path / "j", MODEL)
-    unfinished = [entry.accepted for entry in left.requests.values() if entry.ended is None]
-    assert replace(unfinished[0], prompts=[[5]]) == replace(request("a"), prompts=[[5]])
-    assert len(unfinished) == 3
+    unfinished = [entry.accepted.request_id for entry in left.requests.values() if entry.ended is None]
+    assert unfinished[:2] == ["a", "b"]
     left.close()

@@ -357,28 +357,53 @@ def test_a_load_unloads_the_adapters_of_keys_that_are_not_valid_any_more():
     play(two, scene)
 
 
-def test_an_adapter_of_an_earlier_master_is_restored_with_the_same_files():
-    """Its owner may have loaded it again meanwhile, also from other files, which the requests must not meet."""
+def test_an_adapter_of_an_earlier_master_is_restored_under_its_number_only():
+    """Its owner may have unloaded it, or loaded other files under its name. It stays until it is released."""
 
     async def scene(made: Engine) -> None:
         await both_serve(made)
         adapters = made.engine.adapters
-        assert await adapters.restore("x", "/d/x", "key", "/d/x") == 1
-        assert await adapters.restore("x", "/d/x", "key", "/d/x") == 1
-        with pytest.raises(RequestError, match="'x' is taken"):
-            await adapters.restore("x", "/d/other", "key", "/d/other")
+        assert await adapters.restore("x", "/d/v1", "key", "/d/v1") == 1
+        assert await adapters.restore("x", "/d/v2", "key", "/d/v2") == 2
+        await adapters.load("x", "v3", "key")
+        assert served(made) == [("x", 3, "key")]
+        submit(made, "r", 1)
+        assert await made.collect(1) == {"r": continuation((5, 6), 4)}
+        adapters.settle()
+        assert on_workers(made) == [{1: "/d/v1", 2: "/d/v2", 3: "/d/v3"}] * 2, "also while no request uses them"
+        set_hanging(made, True)
+        submit(made, "r2", 1)
+        adapters.release(1)
+        with pytest.raises(ModelNotFoundError):
+            submit(made, "late", 1)
+        await adapters.unload("x", "key")
+        assert [each.number for each in adapters.registry.present] == [1, 2]
+        set_hanging(made, False)
+        assert await made.collect(1) == {"r2": continuation((5, 6), 4)}
+        await made.until(lambda: on_workers(made) == [{2: "/d/v2"}] * 2)
+        adapters.release(2)
+        adapters.release(2)
+        await made.until(lambda: on_workers(made) == [{}] * 2)
+
+    play(two, scene)
+
+
+def test_an_adapter_with_other_files_or_over_which_workers_are_lost_is_not_restored():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        adapters = made.engine.adapters
         with pytest.raises(RequestError, match=r"^lora_path: the files have changed"):
             await adapters.restore("y", "/d/y", "key", "earlier")
         with pytest.raises(RequestError, match="a path below the folder"):
             await adapters.restore("y", "/e/y", "key", "/e/y")
-        await made.until(lambda: on_workers(made) == [{1: "/d/x"}] * 2)
-        assert served(made) == [("x", 1, "key")]
-        gate = made.cluster.newest("b").adapter_gate = asyncio.Event()
-        loading = asyncio.create_task(adapters.load("z", "z", "key"))
-        await made.until(lambda: 3 in on_workers(made)[0])
-        with pytest.raises(EngineUnavailableError, match="the adapter 'z' is being loaded"):
+        made.cluster.adapter_errors["/d/z"] = KILLED
+        for name in ("a", "b"):
+            made.cluster.newest(name).adapter_errors = made.cluster.adapter_errors
+        with pytest.raises(EngineUnavailableError, match="workers were lost"):
             await adapters.restore("z", "/d/z", "key", "/d/z")
-        gate.set()
-        assert await loading == await adapters.restore("z", "/d/z", "key", "/d/z") == 3
+        await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+        with pytest.raises(RequestError, match="workers were lost 2 times"):
+            await adapters.restore("z", "/d/z", "key", "/d/z")
+        assert adapters.registry.present == []
 
     play(two, scene)

@@ -17,7 +17,7 @@ from orca_kernels.interface import Kernels
 from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
 from orca_worker.adapter_files import Adapter, linear_maps, read_adapter, read_adapters
-from orca_worker.adapters import Adapters, iteration_adapters
+from orca_worker.adapters import Adapters, IterationAdapters, iteration_adapters
 from orca_worker.errors import ModelError
 from orca_worker.model_config import load_digest, read_model_config
 from orca_worker.rows import RowTable
@@ -267,6 +267,47 @@ def test_a_new_epoch_begins_without_rows_of_the_last_one(checkpoint, tmp_path):
     assert rows.of(torch.zeros(3, 1))
     stage.prepare(2)
     assert rows.of(torch.zeros(3, 1)) is None
+
+
+def test_a_partition_that_no_adapter_changes_replays_its_plain_recordings(checkpoint):
+    """The adapters of its rows change other partitions. On a GPU others would be recorded while it serves."""
+    load_request = pb.LoadRequest(
+        model_path=str(checkpoint("llama-gqa-tied")), pipeline_parallel_size=1, tensor_parallel_size=1,
+        dtype="float32", device="cpu", workers_on_host=1,
+    )  # fmt: skip
+    stage = Stage(load_request, 0, lambda _: None)
+    stage.prepare(1)
+    stage.allocate(4)
+    assert not stage._model.adapted_maps.has_maps
+    for sequence, adapter in enumerate((0, 1)):
+        iteration = pb.Iteration(
+            epoch=1, sequence=sequence, row=[sequence], num_tokens=[1], context_length=[0], token=[5],
+            num_new_blocks=[1], new_block=[sequence], sample=[True],
+            admission=[pb.Admission(row=sequence, adapter=adapter, prompt_length=1)],
+        )  # fmt: skip
+        stage.execute(iteration)()
+    assert stage._layers._graphs is not None
+    assert list(stage._layers._graphs._graphs) == [(1, False)]
+
+
+@pytest.mark.parametrize("adapters", [[0, 1, 0, 2, 1], [1, 1, 2, 1, 1], [0, 2, 0, 2, 0]], ids=str)
+def test_the_gelu_of_a_recording_is_that_of_the_iteration(adapters, tmp_path):
+    """Bit for bit: a recording computes the map of all rows again, an iteration only the rows with an adapter."""
+    kernels = CpuKernels(load(), torch.float32)
+    adapter, _ = write(tmp_path / "1", ("a.q",), 4, 1)
+    base, made = kernels.linear(torch.randn(24, 40), None), Adapters([adapter], kernels, torch.float32, CPU)
+    adapted = made.adapt(base, [("a.q", 24, slice(0, 24))], 40, slice(0, 40))
+    x, rows = torch.randn(5, 40), iteration_adapters(np.array(adapters), None, CPU)
+    assert rows is not None
+    found = []
+    for groups in (rows.of_tokens.groups, None):
+        part = rows.of_tokens._replace(groups=groups)
+        made.active.select(IterationAdapters(part, part))
+        found.append(adapted.gelu_tanh(x))
+    assert torch.equal(*found)
+    assert [torch.equal(*pair) for pair in zip(found[0], base.gelu_tanh(x), strict=True)] == [
+        number != 1 for number in adapters
+    ]
 
 
 def test_a_changed_adapter_is_another_load_and_other_files_are_not_read(checkpoint, tmp_path):

@@ -79,10 +79,22 @@ class AdaptedLinear:
         return self._adapt(x, self._base(x))
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap: with adapters the map is computed twice, because the map's own GeLU comes too early."""
+        """See LinearMap: rows with an adapter are computed twice, because the map's own GeLU comes too early."""
         y = self._base.gelu_tanh(x)
-        if (rows := self._active.of(x)) is not None and len(self._low_rank):
+        if (rows := self._active.of(x)) is None or not len(self._low_rank):
+            return y
+        if rows.groups is None:
             self._low_rank.add(x, self._base(x), rows, activated=y)
+            return y
+        for number, places in rows.groups:
+            if number in self._low_rank:
+                some = x.index_select(0, places)
+                all_of_them = torch.arange(len(places), device=x.device)
+                own = AdapterRows(rows.adapters.index_select(0, places), [(number, all_of_them)])
+                product = self._base(some)
+                activated = torch.empty_like(product)
+                self._low_rank.add(some, product, own, activated)
+                y[places] = activated
         return y
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -145,12 +157,17 @@ class Adapters:
         return AdaptedLinear(base, low_rank, self.active)
 
     @property
+    def has_maps(self) -> bool:
+        """False if no adapter changes a map of this partition, now and later."""
+        return bool(self._adapted)
+
+    @property
     def recordable(self) -> bool:
         """False if a replay would repeat the rows of the recording's adapters."""
         return all(low_rank.recordable for _, low_rank in self._adapted)
 
     def add(self, number: int, adapter: Adapter) -> None:
-        """Adapt the model's maps with one more adapter; raise ModelError or MemoryError, and change nothing then.
+        """Adapt the model's maps with one more adapter; raise ModelError or torch's error, and change nothing then.
 
         Recordings of iterations with adapters become invalid.
         """

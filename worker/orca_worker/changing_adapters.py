@@ -23,7 +23,7 @@ class ChangingAdapters:
     """The adapters of `loaded` beside those of its Load request, by number."""
 
     def __init__(self, loaded: LoadedPartition, on_change: Callable[[], None]) -> None:
-        """`on_change`: called after adapters have come or gone."""
+        """`on_change`: called after each change, also one that was refused."""
         self._loaded = loaded
         self._on_change = on_change
         self._maps = loaded.model.adapted_maps
@@ -50,6 +50,7 @@ class ChangingAdapters:
             read = read_runtime_adapter(adapter, self._loaded.request)
             with shown_below(self._loaded.request):
                 self._add(adapter, read)
+            _return_memory()  # of the files' contents
             self._present[adapter.number] = adapter
 
     def _add(self, adapter: pb.RuntimeAdapter, read: Adapter) -> None:
@@ -73,7 +74,9 @@ class ChangingAdapters:
         """
         try:
             self._maps.add(number, read)
-        except (torch.OutOfMemoryError, MemoryError):  # its traceback holds the part: leave it here
+        except (RuntimeError, MemoryError) as error:  # its traceback holds the part: leave it here
+            if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+                raise
             return False
         return True
 
@@ -88,6 +91,11 @@ class ChangingAdapters:
                 f"the adapter may need {needed / MEBIBYTE:.0f} MiB, {free.num_bytes / MEBIBYTE:.0f} MiB are free "
                 f"({free.source}), for {sharers} ranks: unload others, or start with a smaller --gpu-memory-utilization"
             )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Return True for torch's error of a GPU or of the host, which has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _return_memory() -> None:

@@ -157,7 +157,7 @@ class DecodeGraphs:
         numbers, rows = None, None
         if adapters is not None:
             numbers = torch.zeros_like(positions)
-            of_rows = AdapterRows(numbers, ())
+            of_rows = AdapterRows(numbers, None)
             rows = IterationAdapters(of_rows, of_rows)
         output, replay = self._record(lambda: self._forward(tokens, ragged, place, rows))
         return _DecodeGraph(tokens, ragged, place, numbers, output, replay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -60,6 +61,8 @@ class RecordedLayers:
 
         Returns hidden [S, H], or [K, H] for the rows that the head reads: see ModelPartition.__call__.
         """
+        if not self._loaded.model.adapted_maps.has_maps:  # those of the batch change other partitions
+            batch = replace(batch, adapters=None)
         if self._graphs is not None and self._graphs.accepts(batch):
             return self._graphs.run(batch, hidden)
         last = batch.last if self._loaded.model.spec.last else None

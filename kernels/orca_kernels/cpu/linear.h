@@ -17,7 +17,7 @@ constexpr int kVectors = 2, kRowsAtOnce = 12;
 #else
 constexpr int kVectors = 1, kRowsAtOnce = 6;
 #endif
-constexpr int kPanel = kVectors * kLanes;  // outputs; kernels.py rounds up to 32
+constexpr int kPanel = kVectors * kLanes;  // outputs; panel_linear.py rounds up to 32
 constexpr int kAhead = 32 / kVectors;      // steps to prefetch into the L1 cache: 2 KB
 constexpr int kFarAhead = 128 / kVectors;  // steps to prefetch into the L2 cache: memory latency exceeds kAhead steps
 constexpr int64_t kChunkWords = 1 << 17;  // words of rows that stay in the L2 cache: 512 KB

@@ -27,61 +27,70 @@ struct LowRankCall {
   int64_t rows, inputs, outputs, num_factors;
 };
 
+// A run of so many adjacent rows, as a prompt's, is computed where it lies; the rows of shorter runs are copied together.
+constexpr int64_t kLongRun = kRowsAtOnce;
+
 template <typename T>
-void gather_rows(const T *from, const std::vector<int64_t> &rows, int64_t size, T *to) {
-#pragma omp parallel for if (int64_t(rows.size()) * size > kParallelElements)
-  for (int64_t i = 0; i < int64_t(rows.size()); ++i) std::copy_n(from + rows[i] * size, size, to + i * size);
+void gather_rows(const T *from, const std::vector<int64_t> &rows, int64_t size, Lines<T> &to) {
+  to.resize(std::max(to.size(), rows.size() * size));
+  for (size_t i = 0; i < rows.size(); ++i) std::copy_n(from + rows[i] * size, size, to.data() + i * size);
 }
 
 template <typename T>
-void scatter_rows(const T *from, const std::vector<int64_t> &rows, int64_t size, T *to) {
-#pragma omp parallel for if (int64_t(rows.size()) * size > kParallelElements)
-  for (int64_t i = 0; i < int64_t(rows.size()); ++i) std::copy_n(from + i * size, size, to + rows[i] * size);
-}
-
-template <typename T>
-void activate_rows(const T *from, const std::vector<int64_t> &rows, int64_t size, T *to) {
-#pragma omp parallel for if (int64_t(rows.size()) * size > kParallelElements)
-  for (int64_t i = 0; i < int64_t(rows.size()); ++i) {
-    for (int64_t first = 0; first < size; first += kLanes) {
-      const int64_t place = rows[i] * size + first, count = std::min<int64_t>(kLanes, size - first);
-      T values[kLanes] = {};
-      std::copy_n(from + place, count, values);
-      store(values, gelu_tanh(load(values)));
-      std::copy_n(values, count, to + place);
-    }
+void activate_row(const T *from, T *to, int64_t size) {
+  for (int64_t first = 0; first < size; first += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, size - first);
+    T values[kLanes] = {};
+    std::copy_n(from + first, count, values);
+    store(values, gelu_tanh(load(values)));
+    std::copy_n(values, count, to + first);
   }
 }
 
-// `Call`: the product of linear.h whose panels the factors have.
+// y += B A x for `rows` rows of one adapter. `Call`: the product of linear.h whose panels the factors have.
+template <typename Call, typename T>
+void low_rank_product(const LowRankCall<T> &call, const LowRankFactors &factors, const T *x, T *y, int64_t rows) {
+  static thread_local Lines<T> narrow;  // reused by later calls
+  narrow.resize(std::max<size_t>(narrow.size(), rows * factors.rank));
+  linear(Call{{x, nullptr, nullptr, narrow.data(), rows, call.inputs, factors.rank, false}, factors.down});
+  linear(Call{{narrow.data(), nullptr, y, y, rows, factors.rank, call.outputs, false}, factors.up});
+}
+
+template <typename Call, typename T>
+void add_low_rank_of(const LowRankCall<T> &call, const LowRankFactors &factors) {
+  static thread_local Lines<T> some_x, some_y;
+  static thread_local std::vector<int64_t> short_runs;
+  const int64_t inputs = call.inputs, outputs = call.outputs;
+  short_runs.clear();
+  for (int64_t first = 0, end; first < call.rows; first = end) {
+    for (end = first; end < call.rows && call.adapters[end] == factors.adapter;) ++end;
+    if (end - first >= kLongRun) {
+      low_rank_product<Call>(call, factors, call.x + first * inputs, call.y + first * outputs, end - first);
+    } else {
+      for (int64_t row = first; row < end; ++row) short_runs.push_back(row);
+    }
+    end = std::max(end, first + 1);
+  }
+  if (short_runs.empty()) return;
+  gather_rows(call.x, short_runs, inputs, some_x);
+  gather_rows<T>(call.y, short_runs, outputs, some_y);
+  low_rank_product<Call>(call, factors, some_x.data(), some_y.data(), short_runs.size());
+  for (size_t i = 0; i < short_runs.size(); ++i) {
+    std::copy_n(some_y.data() + i * outputs, outputs, call.y + short_runs[i] * outputs);
+  }
+}
+
 template <typename Call, typename T>
 void add_low_rank(const LowRankCall<T> &call) {
-  static thread_local Lines<T> narrow, some_x, some_y;  // reused by later calls
-  static thread_local std::vector<int64_t> rows;
   for (int64_t i = 0; i < call.num_factors; ++i) {
     const LowRankFactors &factors = call.factors[i];
-    rows.clear();
+    add_low_rank_of<Call>(call, factors);
+    if (!call.activated) continue;
+#pragma omp parallel for if (call.rows * call.outputs > kParallelElements)
     for (int64_t row = 0; row < call.rows; ++row) {
-      if (call.adapters[row] == factors.adapter) rows.push_back(row);
+      const int64_t place = row * call.outputs;
+      if (call.adapters[row] == factors.adapter) activate_row(call.y + place, call.activated + place, call.outputs);
     }
-    if (rows.empty()) continue;
-    const int64_t count = rows.size(), first = rows.front();
-    const bool adjacent = rows.back() - first + 1 == count;  // as a prompt's: nothing is copied
-    const T *x = call.x + first * call.inputs;
-    T *y = call.y + first * call.outputs;
-    if (!adjacent) {
-      some_x.resize(count * call.inputs);
-      some_y.resize(count * call.outputs);
-      gather_rows(call.x, rows, call.inputs, some_x.data());
-      gather_rows<T>(call.y, rows, call.outputs, some_y.data());
-      x = some_x.data();
-      y = some_y.data();
-    }
-    narrow.resize(count * factors.rank);
-    linear(Call{{x, nullptr, nullptr, narrow.data(), count, call.inputs, factors.rank, false}, factors.down});
-    linear(Call{{narrow.data(), nullptr, y, y, count, factors.rank, call.outputs, false}, factors.up});
-    if (!adjacent) scatter_rows<T>(y, rows, call.outputs, call.y);
-    if (call.activated) activate_rows(call.y, rows, call.outputs, call.activated);
   }
 }
 

@@ -67,8 +67,8 @@ class PanelLinear:
 def panels_of(pack: Function, weight: torch.Tensor) -> torch.Tensor:
     """Return a weight [outputs, inputs] in panels, by the function `pack` for its dtype."""
     outputs, inputs = weight.shape
-    panels = weight.new_empty(padded(outputs) * inputs)
-    pack(weight.contiguous().data_ptr(), panels.data_ptr(), inputs, outputs)
+    weight, panels = weight.contiguous(), weight.new_empty(padded(outputs) * inputs)
+    pack(weight.data_ptr(), panels.data_ptr(), inputs, outputs)
     return panels
 
 

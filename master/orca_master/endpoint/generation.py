@@ -220,6 +220,11 @@ class Generator:
             choices.append(Choice(index, submission, decoder, first_of_prompt=index - choice))
         return Generation(request_id, created, shared, choices, body.n, max_tokens, deadline)
 
+    @property
+    def is_stopped(self) -> bool:
+        """True if the engine has ended."""
+        return self._engine.status.state is EngineState.STOPPED
+
     async def pieces(
         self,
         generation: Generation,
@@ -265,7 +270,7 @@ class Generator:
                 if timer is not None:
                     timer.cancel()
                 run.cancel()
-                if recorder is not None and left and self._engine.status.state is EngineState.STOPPED:
+                if recorder is not None and left and self.is_stopped:
                     recorder.interrupt()
                 elif recorder is not None:
                     recorder.end("" if left == 0 else error)

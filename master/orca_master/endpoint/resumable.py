@@ -1,7 +1,7 @@
 """`ResumableRequests`: the requests in the journal, which a restarted master finishes and clients can read again.
 
 A request is remembered until `window` seconds after its end. Only the key that asked may read it. The adapters that
-were loaded at run time and that unfinished requests use are loaded again, under their names.
+were loaded at run time are loaded again for the unfinished requests that use them (restored_adapters.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.engine.adapter_calls import AdapterRestorer
-from orca_master.engine.adapter_registry import OFF
-from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, AdapterFiles, JournalledRequest
+from orca_master.journal.records import Accepted, JournalledRequest
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ MAX_PROMPT_LOGPROBS = 2**14
 can have would fill it, and it would be off for all."""
 MAX_RESUMES = 3
 """Maximum continuations of a request without a token, by masters that were then killed."""
-RESTORE_SECONDS, RETRY_SECONDS = 300.0, 1.0
-"""How long an adapter is tried to be loaded again while no pipeline serves, and the period."""
+EXPECTED = (RequestError, RequestTimeoutError)
+"""Why an adapter is not loaded again."""
 
 
 class ResumableRequests:
@@ -42,9 +42,9 @@ class ResumableRequests:
         self._journal = journal
         self._generator = generator
         self._window = window
-        self._adapters = adapters
-        self._restored: dict[tuple[str, AdapterFiles], asyncio.Task[int]] = {}
-        """Number of each adapter that requests of earlier masters use, by owner and files."""
+        self._adapters = RestoredAdapters(adapters, lambda: generator.is_stopped)
+        self._restoring: set[ResumableRequest] = set()
+        """Requests of earlier masters that wait for their adapters."""
         self._requests: dict[str, ResumableRequest] = {}
         self._by_number: dict[int, ResumableRequest] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -75,10 +75,9 @@ class ResumableRequests:
             return None
         files = None
         if not self._generator.models.is_of_start(submission.adapter):
-            loaded = None if self._adapters is None else self._adapters.of_number(submission.adapter)
-            if loaded is None:  # it has left since the body was checked, and the engine refuses the request
+            files = self._adapters.files(submission.adapter)
+            if files is None:  # it has left since the body was checked, and the engine refuses the request
                 return None
-            files = AdapterFiles(loaded.name, loaded.folder, loaded.digest)
         return ResumableRequest(
             self._journal,
             Accepted(
@@ -121,16 +120,15 @@ class ResumableRequests:
         return len(waiting)
 
     def interrupt(self) -> None:
-        """End the streams of requests that were not resumed, because the server stops."""
-        for request in self._unfinished:
+        """End the streams of requests that were not resumed, or wait for an adapter, because the server stops."""
+        for request in (*self._unfinished, *self._restoring):
             request.interrupt()
 
     async def close(self) -> None:
         """Stop the resumed requests; what has not ended continues after the next start."""
-        tasks = [*self._running, *self._restored.values()]
-        for task in tasks:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
         self._journal.close()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
@@ -144,14 +142,25 @@ class ResumableRequests:
             await asyncio.sleep(0)
 
     async def _run(self, request: ResumableRequest) -> None:
-        if (files := request.accepted.adapter) is not None:
-            try:
-                request.restored_adapter = await self._number_of(files, request.accepted.owner)
-            except EngineUnavailableError:  # as below
-                return
-            except RequestError as error:
-                request.end(f"the adapter {files.name!r} could not be loaded again after the master's end: {error}")
-                return
+        if request.accepted.adapter is None:
+            await self._continue(request)
+            return
+        name = request.accepted.adapter.name
+        self._restoring.add(request)
+        try:
+            with self._generator.activity.one():
+                async with self._adapters.used_by(request.accepted) as request.restored_adapter:
+                    self._restoring.discard(request)
+                    await self._continue(request)
+        except (EngineUnavailableError, asyncio.CancelledError):  # the server stops
+            request.interrupt()
+        except Exception as error:
+            logger.warning("adapter %r is not loaded again: %s", name, error, exc_info=not isinstance(error, EXPECTED))
+            request.end(f"the adapter {name!r} could not be loaded again after the master's end: {error}")
+        finally:
+            self._restoring.discard(request)
+
+    async def _continue(self, request: ResumableRequest) -> None:
         try:
             generation = request.generation(self._generator)
             choices = request.unfinished(generation)
@@ -166,26 +175,6 @@ class ResumableRequests:
             pass
         except Exception as error:
             logger.warning("request %s was resumed and failed: %s", request.accepted.request_id, error)
-
-    async def _number_of(self, files: AdapterFiles, owner: str) -> int:
-        """Return the number of an adapter that is loaded again, once for all requests; raise as `_restore`."""
-        key = (owner, files)
-        if key not in self._restored:
-            self._restored[key] = asyncio.create_task(self._restore(files, owner))
-        return await asyncio.shield(self._restored[key])
-
-    async def _restore(self, files: AdapterFiles, owner: str) -> int:
-        """Load an adapter again; raise RequestError if it is refused, EngineUnavailableError if no pipeline serves."""
-        if self._adapters is None:
-            raise RequestError(OFF)
-        deadline = time.monotonic() + RESTORE_SECONDS
-        while True:
-            try:
-                return await self._adapters.restore(files.name, files.folder, owner, files.digest)
-            except EngineUnavailableError:
-                if time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
 
     def _remember(self, request: ResumableRequest) -> None:
         self._requests[request.accepted.request_id] = request

@@ -23,13 +23,16 @@ class AdapterLoader(Protocol):
 
 
 class AdapterRestorer(Protocol):
-    """The adapters that were loaded while this master or an earlier one ran, for the requests in the journal."""
+    """The adapters that were loaded at run time, for the requests in the journal."""
 
     def of_number(self, number: int) -> RuntimeAdapter | None:
         """Return the adapter of a request, None if it has left."""
 
-    async def restore(self, name: str, folder: str, owner: str, digest: str) -> int:
+    async def restore(self, name: str, path: str, owner: str, digest: str) -> int:
         """See RuntimeAdapters.restore."""
+
+    def release(self, number: int) -> None:
+        """See RuntimeAdapters.release. Not after the engine's end."""
 
 
 class EngineAdapters:
@@ -57,10 +60,18 @@ class EngineAdapters:
         """See AdapterRestorer."""
         return self._engine.engine.adapters.registry.of_number(number)
 
-    async def restore(self, name: str, folder: str, owner: str, digest: str) -> int:
+    async def restore(self, name: str, path: str, owner: str, digest: str) -> int:
         """See AdapterRestorer."""
         adapters = self._engine.engine.adapters
-        return await asyncio.shield(self._engine.on_engine(lambda: adapters.restore(name, folder, owner, digest)))
+        return await asyncio.shield(self._engine.on_engine(lambda: adapters.restore(name, path, owner, digest)))
+
+    def release(self, number: int) -> None:
+        """See AdapterRestorer."""
+
+        async def change() -> None:
+            self._engine.engine.adapters.release(number)
+
+        self._engine.on_engine(change)  # nobody waits for it
 
     async def unload(self, name: str, owner: str) -> None:
         """See AdapterLoader."""

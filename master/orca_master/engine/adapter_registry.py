@@ -5,6 +5,7 @@
 | loading | the workers read the files; no request may use the adapter | ready, gone |
 | ready | requests of its owner may use it | leaving, gone |
 | leaving | new requests are refused, and its name is free; accepted requests use it until they end | gone |
+| restored | loaded again for requests of an earlier master, under a number only: its name is free | leaving, gone |
 
 A number is given once, so that nothing that belongs to an earlier adapter, such as cached blocks or a request on its
 way, can meet a later one.
@@ -45,11 +46,17 @@ class RuntimeAdapter:
     folder: str
     digest: str = ""
     leaving: bool = False
+    restored: bool = False
 
     @property
     def is_ready(self) -> bool:
-        """True if requests may use it."""
-        return bool(self.digest) and not self.leaving
+        """True if requests may use it by its name."""
+        return bool(self.digest) and self.has_name
+
+    @property
+    def has_name(self) -> bool:
+        """True if no other adapter may have its name."""
+        return not (self.leaving or self.restored)
 
 
 class AdapterRegistry:
@@ -73,14 +80,9 @@ class AdapterRegistry:
         """Return an adapter in any state, None if there is none; from any thread."""
         return self._adapters.get(number)
 
-    def of_name(self, name: str, owner: str) -> RuntimeAdapter | None:
-        """Return the adapter of this owner that does not leave, None without one."""
-        mine = (entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and not entry.leaving)
-        return next(mine, None)
-
     def accepts(self, number: int) -> bool:
-        """Return True if new requests may use the adapter; 0 is the model."""
-        return number <= self._num_at_start or (number in self._adapters and self._adapters[number].is_ready)
+        """Return True if requests that the engine does not know may use the adapter; 0 is the model."""
+        return number <= self._num_at_start or (self.holds(number) and not self._adapters[number].leaving)
 
     def holds(self, number: int) -> bool:
         """Return True if accepted requests may use the adapter."""
@@ -88,21 +90,21 @@ class AdapterRegistry:
 
     def begin(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
         """Add an adapter that is being loaded; raise RequestError for a name or a number too many."""
+        self._check_number()
         if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()):
             raise RequestError(f"{NAME}: 1 to {MAX_NAME_LENGTH} printable characters are expected", NAME)
-        if name in self._reserved or any(entry.name == name and not entry.leaving for entry in self.present):
+        if name in self._reserved or any(entry.name == name and entry.has_name for entry in self.present):
             raise RequestError(
                 f"{NAME}: the name {name!r} is taken: choose another, or unload that adapter first", NAME
             )
-        if (count := self._num_at_start + len(self._adapters)) >= MAX_ADAPTERS:
-            raise RequestError(
-                f"{NAME}: {count} adapters are loaded or still in use, at most {MAX_ADAPTERS} are possible: unload one",
-                NAME,
-            )
         if owner and sum(entry.owner == owner for entry in self.present) >= MAX_OF_ONE_KEY:
             raise RequestError(f"{NAME}: one API key may have {MAX_OF_ONE_KEY} adapters at a time: unload one", NAME)
-        self._last_number += 1
-        return self._put(RuntimeAdapter(name, self._last_number, owner, folder))
+        return self._add(name, owner, folder, restored=False)
+
+    def begin_restored(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
+        """Add an adapter that is being loaded again; raise RequestError for a number too many."""
+        self._check_number()
+        return self._add(name, owner, folder, restored=True)
 
     def finish(self, number: int, digest: str) -> None:
         """Let requests use an adapter that was being loaded; raise RequestError if it has been removed meanwhile."""
@@ -112,17 +114,34 @@ class AdapterRegistry:
 
     def leave(self, name: str, owner: str) -> None:
         """Refuse new requests for an adapter; raise RequestError if this owner has none of this name that is ready."""
-        adapter = self.of_name(name, owner)
+        mine = (entry for entry in self.present if (entry.name, entry.owner) == (name, owner) and entry.has_name)
+        adapter = next(mine, None)
         if adapter is None or not adapter.is_ready:
             reason = "was not loaded, or another API key loaded it" if adapter is None else "is still being loaded"
             raise RequestError(f"{NAME}: the adapter {name[:MAX_NAME_LENGTH]!a} {reason}", NAME)
         self._put(replace(adapter, leaving=True))
+
+    def release(self, number: int) -> None:
+        """Let an adapter leave that was restored, if it is not gone."""
+        if number in self._adapters:
+            self._put(replace(self._adapters[number], restored=False, leaving=True))
 
     def remove(self, number: int) -> bool:
         """Forget an adapter, in any state; return False if it is gone."""
         was_there = self._adapters.pop(number, None) is not None
         self._publish()
         return was_there
+
+    def _add(self, name: str, owner: str, folder: str, restored: bool) -> RuntimeAdapter:
+        self._last_number += 1
+        return self._put(RuntimeAdapter(name, self._last_number, owner, folder, restored=restored))
+
+    def _check_number(self) -> None:
+        if (count := self._num_at_start + len(self._adapters)) >= MAX_ADAPTERS:
+            raise RequestError(
+                f"{NAME}: {count} adapters are loaded or still in use, at most {MAX_ADAPTERS} are possible: unload one",
+                NAME,
+            )
 
     def _put(self, adapter: RuntimeAdapter) -> RuntimeAdapter:
         self._adapters[adapter.number] = adapter

@@ -40,6 +40,8 @@ LONGEST_SECONDS = 300.0
 class EngineConfig:
     """Options of the engine master, with the defaults of the command line (options.py). Times in seconds.
 
+    Other than there, `target_itl` is None also with one partition: programs that generate offline need none.
+
     `token_budget` None: no limit; `target_itl`: target of the time between the tokens of an answer, by which
     prompts are cut (prompt_budget.py), None: no target; `balanced`: batches of few requests are split, and prompts are
     cut, so that no stage waits for another; `kv_slots` None: sized from free memory. `admission`: a key

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +31,10 @@ TURN_SECONDS = 300.0
 """How long a change waits for those before it."""
 MAX_LOSSES = 2
 """Losses of workers in a row, while formations load the same adapter, after which it is unloaded."""
+
+
+class _LoadLossError(EngineUnavailableError):
+    """Workers were lost while they loaded an adapter."""
 
 
 class AdapterUsers(Protocol):
@@ -57,6 +62,8 @@ class RuntimeAdapters:
         self._removing: set[asyncio.Task[None]] = set()
         self._losses: dict[int, int] = {}
         """By number of an adapter: workers in a row that were lost while a formation loaded it."""
+        self._lost_restores: Counter[str] = Counter()
+        """By digest: losses of workers while an adapter was restored."""
         self._furthest = 0
         """Most adapters that a formation has brought since one was complete, or since `forget_progress`."""
 
@@ -78,41 +85,38 @@ class RuntimeAdapters:
         if not self.registry.holds(number):
             raise RequestError(f"model: the workers have no adapter {number}", "model")
 
-    async def load(self, name: str, path: str, owner: str, digest: str = "") -> int:
-        """Load an adapter for one owner; return its number when requests may use it.
+    async def load(self, name: str, path: str, owner: str) -> None:
+        """Load an adapter for one owner; return when requests may use it.
 
-        `digest`: of the files that are expected; "": any. Raises RequestError for a name, path or files that are
-        refused, EngineUnavailableError if no pipeline serves.
+        Raises RequestError for a name, path or files that are refused, EngineUnavailableError if no pipeline serves.
         """
         folder = self._folder_of(path)
-        if not self._serving:
-            raise EngineUnavailableError("no pipeline serves: load the adapter later")
-        adapter = self.registry.begin(name, owner, folder)
-        try:
-            async with self._turns():
-                found = await self._load(adapter)
-            if digest not in ("", found):
-                raise RequestError(f"{PATH}: the files have changed", PATH)
-            self.registry.finish(adapter.number, found)
-        except BaseException:
-            if self.registry.remove(adapter.number):  # else a removal from the pipelines has been made or begun
-                self._remove_soon()
-            raise
+        await self._bring_new(self.registry.begin(name, owner, folder))
         logger.info("adapter %r is loaded from %s", name, folder)
         self._on_change()
+
+    async def restore(self, name: str, path: str, owner: str, digest: str) -> int:
+        """Load an adapter again for requests of an earlier master, until `release`; return its number.
+
+        Its name stays free: its owner may have unloaded it, or loaded other files under it. Raises as `load`, and
+        RequestError if the files have another digest, or workers were lost over it MAX_LOSSES times.
+        """
+        folder = self._folder_of(path)
+        adapter = self.registry.begin_restored(name, owner, folder)
+        try:
+            await self._bring_new(adapter, digest)
+        except _LoadLossError as error:
+            self._lost_restores[digest] += 1
+            if self._lost_restores[digest] >= MAX_LOSSES:
+                raise RequestError(f"workers were lost {MAX_LOSSES} times while they loaded it") from error
+            raise
+        logger.info("adapter %r is loaded again from %s for requests of an earlier master", name, folder)
         return adapter.number
 
-    async def restore(self, name: str, folder: str, owner: str, digest: str) -> int:
-        """Return the number of an adapter with these files, which is loaded if its owner does not have it.
-
-        Raises as `load`, RequestError also if the owner has another adapter of this name.
-        """
-        known = self.registry.of_name(name, owner)
-        if known is None or known.folder != folder or known.digest not in ("", digest):
-            return await self.load(name, folder, owner, digest)
-        if not known.is_ready:
-            raise EngineUnavailableError(f"the adapter {name!r} is being loaded")
-        return known.number
+    def release(self, number: int) -> None:
+        """Let an adapter leave that was restored: the requests that needed it have ended."""
+        self.registry.release(number)
+        self._on_change()
 
     async def unload(self, name: str, owner: str) -> None:
         """Refuse new requests for an adapter of this owner; it is removed when the last accepted one has ended.
@@ -182,12 +186,25 @@ class RuntimeAdapters:
 
     # -- inside --------------------------------------------------------------------------------------
 
+    async def _bring_new(self, adapter: RuntimeAdapter, expected: str = "") -> None:
+        """Load an adapter with the `expected` digest, "" for any; raise, and remove it from all pipelines."""
+        try:
+            async with self._turns():
+                digest = await self._load(adapter)
+            if expected not in ("", digest):
+                raise RequestError(f"{PATH}: the files have changed", PATH)
+            self.registry.finish(adapter.number, digest)
+        except BaseException:
+            if self.registry.remove(adapter.number):  # else a removal from the pipelines has been made or begun
+                self._remove_soon()
+            raise
+
     @property
     def _numbers(self) -> list[int]:
         return [adapter.number for adapter in self.registry.present]
 
     def _folder_of(self, path: str) -> str:
-        """Return the path on the workers, which follow its links themselves; raise RequestError."""
+        """Return the path on the workers, which follow its links themselves; raise as `load`."""
         if self._folder is None:
             raise RequestError(OFF)
         if len(path) > MAX_PATH_LENGTH:
@@ -196,6 +213,8 @@ class RuntimeAdapters:
         folder = os.path.normpath(os.path.join(home, path))
         if "\0" in path or not folder.startswith(os.path.join(home, "")):
             raise RequestError(f"{PATH}: a path below the folder of --enable-runtime-adapters is expected", PATH)
+        if not self._serving:
+            raise EngineUnavailableError("no pipeline serves: load the adapter later")
         return folder
 
     @contextlib.asynccontextmanager
@@ -227,7 +246,7 @@ class RuntimeAdapters:
             raise RequestError(f"{PATH}: {refusals[0]}", PATH)
         if digests:
             raise RequestError(f"{PATH}: the workers of different pipelines have different files there", PATH)
-        raise EngineUnavailableError("workers were lost while they loaded the adapter: load it again")
+        raise _LoadLossError("workers were lost while they loaded the adapter: load it again")
 
     def _count_loss(self, number: int) -> int:
         """Return the losses of workers in a row over an adapter, with this one."""

@@ -40,6 +40,11 @@ class _Sums:
     prompt: float = 0.0
     generated: float = 0.0
 
+    @property
+    def tokens(self) -> float:
+        """Of prompts and answers."""
+        return self.prompt + self.generated
+
     def note(self, seconds: float, prompt: int, generated: int, kept: float) -> None:
         """Add an iteration; the weights of all earlier ones are multiplied by `kept`."""
         self.seconds = kept * self.seconds + seconds
@@ -61,6 +66,8 @@ class TokenCosts:
         """Of the iterations for which requests had to wait."""
         self._answering = _Sums()
         """Of those of them in which not all requests were embeddings."""
+        self._generated_cost: float | None = None
+        """After the last one of these: later ones, whose prompts may cost another time, say nothing about it."""
 
     def note(self, seconds: float, prompt: int, generated: int, limited: bool, answers: bool = True) -> None:
         """Add an iteration that took its pipeline `seconds`, with so many tokens of prompts and of answers.
@@ -78,20 +85,26 @@ class TokenCosts:
             self._limited.note(seconds, prompt, generated, kept)
             if answers:
                 self._answering.note(seconds, prompt, generated, kept)
+                self._note_generated_cost()
 
     @property
     def costs(self) -> Costs | None:
         """The costs; None before the first iteration with tokens for which requests had to wait."""
-        tokens = self._limited.prompt + self._limited.generated
-        if not tokens:
+        if not self._limited.tokens:
             return None
-        equal = self._limited.seconds / tokens
-        slope = self._line.slope()
-        prompt = equal if slope is None else min(equal, max(0.0, slope))
-        answering = self._answering
-        if not answering.generated:
-            return Costs(equal, equal)
-        return Costs(prompt, max(0.0, answering.seconds - prompt * answering.prompt) / answering.generated)
+        equal, prompt = self._limited.seconds / self._limited.tokens, self._prompt_cost(self._limited)
+        return Costs(equal, equal) if self._generated_cost is None else Costs(prompt, self._generated_cost)
+
+    def _prompt_cost(self, sums: _Sums) -> float:
+        """Return the cost of a prompt's token, at most the same for all tokens of `sums`."""
+        equal, slope = sums.seconds / sums.tokens, self._line.slope()
+        return equal if slope is None else min(equal, max(0.0, slope))
+
+    def _note_generated_cost(self) -> None:
+        sums = self._answering
+        if sums.generated:
+            rest = sums.seconds - self._prompt_cost(sums) * sums.prompt
+            self._generated_cost = max(0.0, rest) / sums.generated
 
     def even_prompt_budget(self, batch_size: int) -> PromptBudget | None:
         """Return how many tokens of prompts iterations have if they all take equally long; None before costs are known.

@@ -10,8 +10,9 @@
 | Stopped | `["stopped"]`: the master ended in order |
 | Request | `["request", NUMBER, {…}, [TOKEN, …], NUM_RESUMED, END]`: a whole request, written again |
 
-An element of Tokens ends with PROMPT_LOGPROBS if its output has any. Pure functions. A request has a number, which is
-shorter than its id.
+The `{…}` have the fields of `Accepted`, `adapter` only if there is one: versions before this field ignore the rest of
+such a file. An element of Tokens ends with PROMPT_LOGPROBS if its output has any. Pure functions. A request has a
+number, which is shorter than its id.
 """
 
 from __future__ import annotations
