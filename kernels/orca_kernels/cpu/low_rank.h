@@ -72,10 +72,14 @@ void add_low_rank_of(const LowRankCall<T> &call, const LowRankFactors &factors) 
     end = std::max(end, first + 1);
   }
   if (short_runs.empty()) return;
+  const int64_t count = short_runs.size(), front = short_runs.front();
+  if (short_runs.back() - front + 1 == count) {  // a single run
+    return low_rank_product<Call>(call, factors, call.x + front * inputs, call.y + front * outputs, count);
+  }
   gather_rows(call.x, short_runs, inputs, some_x);
   gather_rows<T>(call.y, short_runs, outputs, some_y);
-  low_rank_product<Call>(call, factors, some_x.data(), some_y.data(), short_runs.size());
-  for (size_t i = 0; i < short_runs.size(); ++i) {
+  low_rank_product<Call>(call, factors, some_x.data(), some_y.data(), count);
+  for (int64_t i = 0; i < count; ++i) {
     std::copy_n(some_y.data() + i * outputs, outputs, call.y + short_runs[i] * outputs);
   }
 }
