@@ -3,10 +3,10 @@
     python benchmarks/structured_output.py [MODEL] [--dtype bfloat16] [--batch 32] [--tokens 64] [--rounds 5]
 
 MODEL is a folder with a tokenizer; default: llama of 110 M random weights, whose tokens are bytes and groups of up to
-three letters. Master: a random answer to a schema; the microseconds of processor time for a
-token's mask and for appending the token, mean of all tokens. Engine: this process and its worker answer BATCH requests
-of TOKENS tokens, in turn without and with a grammar that does not end before; medians of the rounds, and the ratio of
-each round's two runs, median with the smallest and the largest. Also the processor time per token of master and
+three letters. Master: a random answer to a schema; the microseconds of processor time for a token's mask and for
+appending the token, mean of all tokens. Engine: this process and its worker answer BATCH requests of TOKENS tokens, in
+turn without and with a grammar that does not end before; medians of the rounds, and the ratio of each round's two runs,
+median with the smallest and the largest. Also the processor time per token of master and
 worker together, which depends less on what else the machine does.
 """
 

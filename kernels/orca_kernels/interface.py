@@ -236,7 +236,7 @@ class Kernels(Protocol):
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
 
     def low_rank(self, inputs: int) -> LowRank:
-        """Prepare the products of adapters for a linear map with so many inputs; none has one yet."""
+        """Prepare the products of adapters for a linear map with so many inputs; no adapter changes the map yet."""
 
     def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearMap:
         """Prepare W and b [outputs] for x of `dtype`; the map takes ownership of the tensors.

@@ -138,7 +138,11 @@ def test_no_refusal_of_a_rank_shows_the_path_of_the_folder(checkpoint, tmp_path)
         stage.adapters.change(change((), 2, "nan"))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    ids=["a GPU", "Python", "torch on the host"],
+)
 def test_memory_that_runs_out_during_a_read_refuses_the_adapter(checkpoint, tmp_path, monkeypatch, error):
     variant = "llama-gqa-tied"
     make_adapter(tmp_path / "1", variant, 1, 4, ALL)

@@ -74,8 +74,8 @@ class ChangingAdapters:
         """
         try:
             self._maps.add(number, read)
-        except (RuntimeError, MemoryError) as error:  # its traceback holds the part: leave it here
-            if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+        except Exception as error:  # its traceback holds the part: leave it here
+            if not _is_out_of_memory(error):
                 raise
             return False
         return True
@@ -93,9 +93,9 @@ class ChangingAdapters:
             )
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Return True for torch's error of a GPU or of the host, which has no type of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return True if the memory did not suffice; torch's error of the host's memory has no type of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _return_memory() -> None:

@@ -15,7 +15,7 @@ from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.low_rank import PanelLowRank
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
-from orca_kernels.cpu.panel_linear import PanelLinear, padded, panels_of
+from orca_kernels.cpu.panel_linear import WORD_BYTES, PanelLinear, padded, panels_of
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
 from orca_kernels.low_rank import LowRank
@@ -51,7 +51,6 @@ QUANTIZED_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 5
 W8A8_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
-WORD_BYTES = 4
 
 
 class CpuAttention:

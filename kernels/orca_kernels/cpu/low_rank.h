@@ -77,7 +77,7 @@ void add_low_rank_of(const LowRankCall<T> &call, const LowRankFactors &factors) 
     return low_rank_product<Call>(call, factors, call.x + front * inputs, call.y + front * outputs, count);
   }
   gather_rows(call.x, short_runs, inputs, some_x);
-  gather_rows<T>(call.y, short_runs, outputs, some_y);
+  gather_rows(call.y, short_runs, outputs, some_y);
   low_rank_product<Call>(call, factors, some_x.data(), some_y.data(), count);
   for (int64_t i = 0; i < count; ++i) {
     std::copy_n(some_y.data() + i * outputs, outputs, call.y + short_runs[i] * outputs);

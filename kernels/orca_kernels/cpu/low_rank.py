@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from orca_kernels.cpu.calls import Function
-from orca_kernels.cpu.panel_linear import panels_of
+from orca_kernels.cpu.panel_linear import WORD_BYTES, panels_of
 from orca_kernels.low_rank import AdapterRows
 
 
@@ -32,7 +32,7 @@ class PanelLowRank:
 
     def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
         """See LowRank."""
-        if len(down) * down.itemsize % 4:  # the inputs of B fill whole words
+        if len(down) * down.itemsize % WORD_BYTES:  # the rank is the number of B's inputs
             down = torch.cat((down, torch.zeros_like(down[:1])))
             up = torch.cat((up, torch.zeros_like(up[:, :1])), dim=1)
         self._panels[adapter] = (panels_of(self._pack, down), panels_of(self._pack, up), len(down))

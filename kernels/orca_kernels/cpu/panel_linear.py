@@ -8,6 +8,8 @@ from orca_kernels.cpu.calls import Calls, Function
 
 PANEL = 32
 """Outputs are padded to a multiple of this: a panel has 32 outputs with AVX-512, otherwise 16."""
+WORD_BYTES = 4
+"""A row of inputs fills whole words of a panel."""
 
 
 class PanelLinear:

@@ -68,8 +68,12 @@ def main(argv: list[str]) -> int:
         logger.warning("--insecure: calls to workers are unencrypted, and workers accept any client on their ports")
     seconds = float(arguments.recovery_timeout)
     owner = WorkerOwner.CLUSTER if seconds else WorkerOwner.ENGINE
-    engine = engine_config(arguments, topology.pipeline_parallel_size)
-    config = replace(engine, worker_owner=owner, recovery_timeout=seconds, tls=tls)
+    config = replace(
+        engine_config(arguments, topology.pipeline_parallel_size),
+        worker_owner=owner,
+        recovery_timeout=seconds,
+        tls=tls,
+    )
     return run_to_exit_code(parser.prog, topology, config, names, ports, journal)
 
 

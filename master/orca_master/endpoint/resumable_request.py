@@ -56,8 +56,8 @@ class ResumableRequest:
         """True if the server stops; the next server continues the request."""
         self.num_resumed = 0
         """See JournalledRequest."""
-        self.restored_adapter = 0
-        """Number of the adapter that was loaded again for this request."""
+        self.restored_adapter: int | None = None
+        """Number of the adapter that was loaded again for this request, None without one."""
 
     @property
     def body(self) -> GenerationRequest:
@@ -70,7 +70,7 @@ class ResumableRequest:
 
     def generation(self, generator: Generator) -> Generation:
         """Return the generation from its beginning, with new decoders."""
-        accepted = self.accepted
+        accepted, adapter = self.accepted, self.restored_adapter
         return generator.generation(
             accepted.request_id,
             accepted.created,
@@ -81,7 +81,7 @@ class ResumableRequest:
             accepted.seed,
             accepted.deadline,
             accepted.owner,
-            self.restored_adapter or generator.models.number_at_start(self.body.model),
+            generator.models.number_at_start(self.body.model) if adapter is None else adapter,
         )
 
     def restore(self, journalled: JournalledRequest) -> None:

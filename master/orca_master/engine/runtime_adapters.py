@@ -189,6 +189,8 @@ class RuntimeAdapters:
     async def _bring_new(self, adapter: RuntimeAdapter, expected: str = "") -> None:
         """Load an adapter with the `expected` digest, "" for any; raise, and remove it from all pipelines."""
         try:
+            if not self._serving:
+                raise EngineUnavailableError("no pipeline serves: load the adapter later")
             async with self._turns():
                 digest = await self._load(adapter)
             if expected not in ("", digest):
@@ -204,7 +206,7 @@ class RuntimeAdapters:
         return [adapter.number for adapter in self.registry.present]
 
     def _folder_of(self, path: str) -> str:
-        """Return the path on the workers, which follow its links themselves; raise as `load`."""
+        """Return the path on the workers, which follow its links themselves; raise RequestError."""
         if self._folder is None:
             raise RequestError(OFF)
         if len(path) > MAX_PATH_LENGTH:
@@ -213,8 +215,6 @@ class RuntimeAdapters:
         folder = os.path.normpath(os.path.join(home, path))
         if "\0" in path or not folder.startswith(os.path.join(home, "")):
             raise RequestError(f"{PATH}: a path below the folder of --enable-runtime-adapters is expected", PATH)
-        if not self._serving:
-            raise EngineUnavailableError("no pipeline serves: load the adapter later")
         return folder
 
     @contextlib.asynccontextmanager

@@ -41,9 +41,10 @@ class _Sums:
     generated: float = 0.0
 
     @property
-    def tokens(self) -> float:
-        """Of prompts and answers."""
-        return self.prompt + self.generated
+    def equal_cost(self) -> float | None:
+        """Seconds per token of either kind; None without tokens."""
+        tokens = self.prompt + self.generated
+        return self.seconds / tokens if tokens else None
 
     def note(self, seconds: float, prompt: int, generated: int, kept: float) -> None:
         """Add an iteration; the weights of all earlier ones are multiplied by `kept`."""
@@ -90,20 +91,22 @@ class TokenCosts:
     @property
     def costs(self) -> Costs | None:
         """The costs; None before the first iteration with tokens for which requests had to wait."""
-        if not self._limited.tokens:
+        equal = self._limited.equal_cost
+        if equal is None:
             return None
-        equal, prompt = self._limited.seconds / self._limited.tokens, self._prompt_cost(self._limited)
-        return Costs(equal, equal) if self._generated_cost is None else Costs(prompt, self._generated_cost)
+        if self._generated_cost is None:
+            return Costs(equal, equal)
+        return Costs(self._prompt_cost(equal), self._generated_cost)
 
-    def _prompt_cost(self, sums: _Sums) -> float:
-        """Return the cost of a prompt's token, at most the same for all tokens of `sums`."""
-        equal, slope = sums.seconds / sums.tokens, self._line.slope()
-        return equal if slope is None else min(equal, max(0.0, slope))
+    def _prompt_cost(self, most: float) -> float:
+        """Return the cost of a prompt's token, from 0 to `most`; `most` if it cannot be estimated."""
+        slope = self._line.slope()
+        return most if slope is None else min(most, max(0.0, slope))
 
     def _note_generated_cost(self) -> None:
-        sums = self._answering
-        if sums.generated:
-            rest = sums.seconds - self._prompt_cost(sums) * sums.prompt
+        sums, equal = self._answering, self._answering.equal_cost
+        if sums.generated and equal is not None:
+            rest = sums.seconds - self._prompt_cost(equal) * sums.prompt
             self._generated_cost = max(0.0, rest) / sums.generated
 
     def even_prompt_budget(self, batch_size: int) -> PromptBudget | None:
