@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 from orca_protos import engine_pb2 as pb
 from orca_protos.engine_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from orca_protos.wire import SERVER_OPTIONS
 from orca_worker.controller import Controller
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ async def workers(folder: Path, *scripts: dict[str, object]) -> AsyncIterator[tu
     controllers, servers, channels = [], [], []
     for index, script in enumerate(scripts):
         controllers.append(Controller((sys.executable, str(SCRIPT), json.dumps(script))))
-        servers.append(grpc.aio.server())
+        servers.append(grpc.aio.server(options=SERVER_OPTIONS))
         add_WorkerServicer_to_server(controllers[-1], servers[-1])
         servers[-1].add_insecure_port(f"unix:{folder}/{index}.sock")
         await servers[-1].start()

@@ -15,6 +15,7 @@ from orca_contract.message import VERSION
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_protos import deadlines, faults
 from orca_protos import engine_pb2 as pb
+from orca_protos.engine_pb2_grpc import WorkerStub
 from orca_protos.wire import EPOCH_KEY
 from orca_worker import ranks as ranks_module
 from orca_worker.controller import Controller
@@ -305,6 +306,29 @@ def test_the_cause_reaches_the_master_through_either_stream(tmp_path, victim):
             for fault in causes:
                 assert (fault.epoch, fault.partition, fault.tensor_rank) == (4, victim, 0)
                 assert fault.message == "rank 0 ended: killed by SIGKILL"
+
+    asyncio.run(run())
+
+
+def test_a_fault_while_the_first_ack_is_sent_ends_the_stream(tmp_path):
+    """The Ack is longer than the window of a caller that does not read yet, so that its write is in progress."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}) as ((controller,), stubs):
+            await form(tmp_path, stubs, 1, epoch=4)
+            fixed_window = [("grpc.http2.bdp_probe", 0)]
+            async with grpc.aio.insecure_channel(f"unix:{tmp_path}/0.sock", options=fixed_window) as channel:
+                acks = WorkerStub(channel).Run(metadata=((EPOCH_KEY, "4"),))
+                while not controller.num_streams:
+                    await asyncio.sleep(0.01)
+                epoch = controller.epoch.running
+                assert epoch is not None
+                complaint = pb.Fault(message="long" * 2**18, kind=pb.FAULT_KIND_CONSEQUENCE)
+                epoch.acks.put_nowait(pb.Ack(epoch=4, fault=complaint))
+                while not epoch.acks.empty():
+                    await asyncio.sleep(0)
+                epoch.end(pb.Fault(message="a fault", kind=pb.FAULT_KIND_CAUSE, epoch=4))
+                assert (await fault_at_end(acks)).message == "a fault"
 
     asyncio.run(run())
 

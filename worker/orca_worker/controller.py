@@ -190,7 +190,12 @@ class Controller(WorkerServicer):
         with self._counted_stream():
             async with self._aborting(context):
                 epoch = await self.epoch.formed(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
-                await self._relay(epoch, context)
+                try:
+                    # Not with the first Ack: while that is sent, gRPC could not abort the call, which would never end.
+                    await context.send_initial_metadata(())
+                    await self._relay(epoch, context)
+                finally:
+                    epoch.lose_caller()
 
     async def Results(self, request: pb.ResultsRequest, context: Any) -> AsyncIterator[pb.IterationResult]:
         """See engine.proto."""
@@ -233,7 +238,6 @@ class Controller(WorkerServicer):
             raise
         finally:
             acks.cancel()
-            epoch.lose_caller()
 
     def _check_epoch(self, number: int) -> None:
         """Raise EpochError for a late call of an earlier master; masters of older versions send no epoch (0)."""
