@@ -87,23 +87,33 @@ def _message(blocks: list[list[str | None]], end: Mapping[str, Any], usage: Mapp
 
 
 class StreamedAnswer:
-    """The content of a stream's events so far. `texts`: by choice or block the text so far."""
+    """The content of a stream's events so far.
+
+    `texts`: by choice or block the text so far. `request_id`, `number`: of the last event, for a client that goes on.
+    """
 
     def __init__(self, path: str, num_choices: int) -> None:
         self.texts: dict[int, str] = {}
+        self.request_id = ""
+        self.number = 0
         self._path = path
         self._choices: list[dict[str, Any]] = [{} for _ in range(num_choices)]
         self._blocks: dict[int, list[str | None]] = {}
         self._last: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
+        self._next_number = 0
 
     def take(self, line: str) -> bool:
         """Take a line of the stream; return True if it is an event. Fails on an error."""
+        if line.startswith("id: "):
+            self._next_number = int(line.removeprefix("id: "))
         if not line.startswith("data: {"):
             return False
         event = json.loads(line.removeprefix("data: "))
         assert "error" not in event or event.get("error") is None, event
-        self._last = event
+        self._last, self.number = event, self._next_number
+        message = event.get("message") or event.get("response") or event
+        self.request_id = message.get("id", self.request_id)
         if self._path in (COMPLETIONS, CHAT):
             self._usage = event.get("usage") or self._usage
             for choice in event["choices"]:

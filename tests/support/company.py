@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +26,22 @@ MOST_EVENTS = 12
 
 @dataclass
 class Company:
-    """Requests to the server at `url`. `priorities`: drawn from for each request, if any. `alone`: answers alone."""
+    """Requests to the server at `url`. `priorities`: drawn from for each request, if any. `alone`: answers alone.
+
+    `resumes`: the server has a journal. Clients that lose their connection continue their stream, or ask again.
+    """
 
     url: str
     asks: Sequence[Ask]
     priorities: Sequence[int] = ()
+    resumes: bool = False
     alone: list[Any] = field(default_factory=list)
     num_left: int = 0
     """Clients that left before the end."""
+    num_lost: int = 0
+    """Connections that were lost."""
+    num_resumed: int = 0
+    """Streams that were continued."""
 
     async def ask_alone(self) -> None:
         """Send each request after the answer to the one before, with no cached prefix where the route has salts."""
@@ -86,9 +95,28 @@ class Company:
         return "" if agree else f"{ask.kind}, left: {body}: {answer.texts} instead of {known}"
 
     async def _whole(self, client: httpx.AsyncClient, ask: Ask, body: dict[str, Any]) -> Any:
-        answer = await client.post(ask.path, json=body)
+        while True:
+            try:
+                answer = await client.post(ask.path, json=body)
+            except httpx.TransportError:
+                if not self.resumes:
+                    raise
+                await self._lose()
+                continue
+            if not self._comes_later(answer):
+                break
+            await asyncio.sleep(PAUSE)
         assert answer.status_code == 200, (ask.kind, body, answer.text)
         return whole(ask.path, answer.json())
+
+    def _comes_later(self, answer: httpx.Response) -> bool:
+        """Return True if the server is starting again."""
+        return self.resumes and answer.status_code == 503
+
+    async def _lose(self) -> None:
+        """Count a lost connection, and wait a moment."""
+        self.num_lost += 1
+        await asyncio.sleep(PAUSE)
 
     async def _leave(self, client: httpx.AsyncClient, ask: Ask, body: dict[str, Any], seconds: float) -> None:
         """Close the connection of a request if its answer has not come in time."""
@@ -105,10 +133,30 @@ class Company:
         if ask.path in (COMPLETIONS, CHAT):
             body["stream_options"] = {"include_usage": True}
         count = 0
-        async with client.stream("POST", ask.path, json=body) as stream:
-            assert stream.status_code == 200, (ask.kind, body, await stream.aread())
-            async for line in stream.aiter_lines():
-                if count == most:
-                    self.num_left += 1
+        while True:
+            try:
+                async with self._connection(client, ask, body, answer) as stream:
+                    if self._comes_later(stream):
+                        await asyncio.sleep(PAUSE)
+                        continue
+                    assert stream.status_code == 200, (ask.kind, body, await stream.aread())
+                    async for line in stream.aiter_lines():
+                        if count == most:
+                            self.num_left += 1
+                            return
+                        count += answer.take(line)
                     return
-                count += answer.take(line)
+            except httpx.TransportError:
+                if not self.resumes:
+                    raise
+                await self._lose()
+
+    def _connection(
+        self, client: httpx.AsyncClient, ask: Ask, body: dict[str, Any], answer: StreamedAnswer
+    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+        """Return the stream from its begin, or from the event after the last one."""
+        if not answer.number:
+            return client.stream("POST", ask.path, json=body)
+        self.num_resumed += 1
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(answer.number)}
+        return client.stream("GET", f"/v1/requests/{answer.request_id}", headers=headers)

@@ -2,8 +2,8 @@
 
 Requests of every kind and route, to a model and two adapters, come in a random order at random times, as streams or
 not, and some clients leave. With `--deterministic on` tokens, texts, log probabilities and embeddings are equal bit for
-bit (docs/contracts.md, section 7), whatever else is computed, after preemptions and after the loss of a rank. At rest
-the server holds nothing, and its log has no line above INFO but those about a kill.
+bit (docs/contracts.md, section 7), whatever else is computed, after preemptions and after the loss of a rank or of the
+master. At rest the server holds nothing, and its log has no line above INFO but those about a kill.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ FEW_SLOTS = ("--admission", "paged", "--kv-slots", "640", "--token-budget", "96"
 TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")
 OF_A_KILL = re.compile(
     r"pipeline local-\d is lost: .* rank \d ended: killed by SIGKILL$|rank \d is replaced; |"
-    r"leaves epoch \d: rank \d (of this worker lost another rank|lost rank \d of an adjacent partition): "
+    r"the master ended \(killed by SIGKILL\) and is restarted now$|"
+    r"leaves epoch \d: rank \d (of this worker lost another rank|lost rank \d of an adjacent partition): |"
+    r"leaves epoch \d: the epoch ended before the masks of iteration \d+ came$"
 )
 DRAFT_MODEL = ("--speculative-model", "{folder}/model")
 """The model itself: it is right about all requests without an adapter."""
@@ -102,3 +104,19 @@ def test_rounds_of_requests_and_a_killed_rank(run_folder, options):
         assert metric(served, "num_preemptions_total") > 0
         assert (metric(served, "prefix_cache_hits_total") > 0) == ("--no-enable-prefix-caching" not in options)
         assert any("is lost: " in line for line in served.log)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_killed_master(run_folder, tmp_path):
+    """Streams go on where they were, and what has no stream is asked again."""
+    options = ("-pp", "2", "--speculative-tokens", "6", "--journal", str(tmp_path / "journal"))
+    with start(write_model(run_folder), *options) as served:
+        company = Company(served.url, mixture(random.Random(3), 4 * len(KINDS)), resumes=True)
+        asyncio.run(company.ask_alone())
+        assert company.num_lost == 0
+        before = served.master
+        assert asyncio.run(company.ask_together(1, lambda: os.kill(before, signal.SIGKILL))) == []
+        assert served.has_other_master(before)
+        assert company.num_lost > company.num_resumed > 0
+        check_rest(served)
