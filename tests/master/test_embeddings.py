@@ -245,7 +245,7 @@ def test_an_embedding_is_no_answer_whose_pace_is_kept():
     """`--target-itl` bounds the prompts beside answers."""
     request = Request("r", 0, (1, 2), 0, pooling="mean", state=RequestState.RUNNING, num_tokens_in_flight=2)
     assert not request.is_answering
-    assert PromptBudget(16).limit([request], 8) is None
+    assert PromptBudget(16).limit([request], 1, SchedulerConfig(8, 1)) is None
 
 
 def test_requests_with_different_adapters_share_no_block():

@@ -105,13 +105,18 @@ class FakeEngine:
         }
         assert len({selection.request.request_id for selection in selected}) == len(selected)
         assert len(selected) <= self.config.max_batch_size
+        continues = any(id(selection.request) in busy for selection in selected)
+        if continues:
+            assert len(selected) == 1, "the next part of a prompt in flight only where a stage would be idle"
+            assert self.config.balanced
+            assert self.config.most_in_flight > 1
         for selection in selected:
-            assert id(selection.request) not in busy, "no request in two batches"
-            assert 1 <= selection.num_tokens <= selection.request.num_uncomputed
+            assert 1 <= selection.num_tokens <= selection.request.num_unscheduled
         if self.config.token_budget is not None:
             num_tokens = sum(selection.num_tokens + len(selection.draft) for selection in selected)
             assert num_tokens <= self.config.token_budget
-        self.check_order(pipeline, [selection.request for selection in selected])
+        assert not {selection.request for selection in selected} & set(proposal.preempted)
+        self.check_order(pipeline, [selection.request for selection in selected], continues)
         stages_suffice = len(self.scheduler._pipelines[pipeline].admitted) <= self.config.num_places
         stages_are_full = len(self.scheduler._pipelines[pipeline].admitted) >= self.config.num_places
         batch = self.scheduler.dispatch(pipeline, proposal)
@@ -140,12 +145,13 @@ class FakeEngine:
         assert is_full or not stages_suffice or len(self.in_flight[pipeline]) <= self.config.n_workers
         return True
 
-    def check_order(self, pipeline: str, selected: list[Request]) -> None:
+    def check_order(self, pipeline: str, selected: list[Request], continues: bool) -> None:
         """FCFS (a): within one Select nobody is served while an earlier selectable one is left out."""
         order = self.scheduler.pool.order
         assert selected == sorted(selected, key=order)
         for request in self.scheduler._pipelines[pipeline].admitted:
             if request.state is RequestState.INCREMENT and request not in selected:
+                assert not continues
                 assert order(request) > order(selected[-1])
 
     def complete(self, pipeline: str) -> None:
@@ -207,7 +213,7 @@ def test_paged_admission_preempts_the_youngest_and_finishes_everyone(config, sha
     for step in script:
         for pipeline in engine.pipelines:
             proposal = engine.scheduler.select(pipeline)
-            kept = [selection.request.arrival for selection in proposal.selections]
+            kept = [entry.request.arrival for entry in proposal.selections if not entry.request.num_tokens_in_flight]
             assert all(victim.arrival > max(kept) for victim in proposal.preempted)
         play(engine, [step])
     engine.drain()

@@ -122,6 +122,13 @@ def test_equal_iterations_have_as_many_tokens_of_prompts_as_their_answers_need()
     assert costs.even_prompt_budget(2 * ROWS).beside_answers == pytest.approx(1000, rel=0.1)
 
 
+def test_only_prompts_alone_are_cut_before_requests_have_waited():
+    costs = TokenCosts()
+    for number in range(30):
+        note(costs, 1000 * (number % 2), limited=False)
+    assert costs.even_prompt_budget(ROWS) == (None, pytest.approx(8 * BASE / PROMPT, rel=0.01))
+
+
 def test_prompts_have_half_of_the_time_of_equal_iterations_if_answers_are_long():
     costs = TokenCosts()
     for number in range(300):

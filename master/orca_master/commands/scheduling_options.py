@@ -83,5 +83,5 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
         "--no-balanced-batches",
         action="store_true",
         help="Algorithm 1 as printed: with several partitions, do not split few requests into a batch per partition, "
-        "and cut prompts only by the token budget",
+        "cut prompts only by the token budget, and compute one part of a prompt at a time",
     )

@@ -115,13 +115,17 @@ class TokenCosts:
         Beside answers as many as requests have lately had per generated token, for the `batch_size` tokens of a full
         batch: fewer would leave the batch with free places, more would leave other iterations without a prompt. At
         least as many as take the time of an iteration without prompts, at most PART times as many, as without answers.
+        Unlimited beside answers until requests had to wait.
         """
         answering = self._answering
-        if self._slope is None or self._plain is None or not answering.generated:
+        if self._slope is None or self._plain is None:
             return None
         least = self._plain / self._slope
+        alone = math.ceil(PART * least)
+        if not answering.generated:
+            return PromptBudget(alone=alone)
         needed = batch_size * answering.prompt / answering.generated
-        return PromptBudget(math.ceil(max(least, min(PART * least, needed))), math.ceil(PART * least))
+        return PromptBudget(math.ceil(max(least, min(PART * least, needed))), alone)
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.

@@ -16,12 +16,16 @@ class Candidates:
     priorities, an admitted request can be later; it still runs, because only its end frees the slots needed.
 
     While an interactive request waits, for whatever reason, no request of a batch is admitted.
+
+    `pipelined`: last come prompts of which a part is in flight, unless an answer is generated, which the next part
+    would delay. That part needs only keys and values that each stage has computed before.
     """
 
-    def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order) -> None:
+    def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order, pipelined: bool) -> None:
         self._waiting = iter(waiting)
         self._admitted = admitted
         self._order = order
+        self._pipelined = pipelined
         self._head = next(self._waiting, None)
         self._last_class = ServiceClass.BATCH
         """Later classes are not admitted."""
@@ -44,6 +48,10 @@ class Candidates:
                 yield request
         while self._head is not None:
             yield self._next_waiting(self._head)
+        if self._pipelined and not any(request.is_answering for request in self._admitted):
+            for request in self._admitted:
+                if request.state is RequestState.RUNNING and request.num_unscheduled:
+                    yield request
 
     def _next_waiting(self, request: Request) -> Request:
         self._head = next(self._waiting, None)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orca_master.scheduling.request import Request
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 LEAST_TOKENS = 16
 """Of prompts per iteration: a prompt ends in bounded time, whatever the target."""
@@ -20,17 +21,27 @@ class PromptBudget(NamedTuple):
     """Most tokens of prompts of an iteration; None: no limit.
 
     `beside_answers`: while there are answers on the pipeline, in the iteration or in one in flight. `alone`: while
-    there are none; only together with a limit beside answers. Beside few answers the limit is between the two then.
+    there are none. Beside few answers the limit is between the two, if both are known.
     """
 
     beside_answers: int | None = None
     alone: int | None = None
 
-    def limit(self, admitted: Sequence[Request], num_places: int) -> int | None:
+    def limit(self, admitted: Sequence[Request], num_waiting: int, config: SchedulerConfig) -> int | None:
         """Return the tokens of prompts of an iteration beside the `admitted` requests, None for no limit.
 
-        `num_places`: answers of full batches in all stages.
+        A prompt delays nobody if neither an admitted request nor one of `num_waiting` is another one. Then it is cut
+        only for stages that would be idle, and more finely: the fewer iterations are in flight, the more of the time
+        by which `alone` was chosen was spent in all stages, one after the other.
         """
+        num_live = len(admitted) + num_waiting
+        limit = self._beside(admitted, config.num_places) if num_live > 1 else None
+        if limit is None and self.alone is not None and config.balanced and num_live < config.n_workers:
+            return max(LEAST_TOKENS, self.alone // config.n_workers)
+        return limit
+
+    def _beside(self, admitted: Sequence[Request], num_places: int) -> int | None:
+        """Return the limit beside other requests; `num_places`: answers of full batches in all stages."""
         if self.beside_answers is None:
             return None
         num_answers = sum(request.is_answering for request in admitted)

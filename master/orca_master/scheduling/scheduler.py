@@ -7,7 +7,7 @@ reserves slots and marks the requests RUNNING, `commit` records the sampled toke
 Extensions of the printed algorithm, each of which can be disabled:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
   puts all requests into one batch and leaves the other stages idle. A batch is capped at
-  ceil(live / n_workers).
+  ceil(live / n_workers). Stages that would be idle still compute parts of one prompt (candidates.py).
 - Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests, and with
   several stages also to make iterations equally long (prompt_budget.py).
 - Spare iteration: with several stages one more iteration is in flight (spare_iteration.py).
@@ -144,15 +144,15 @@ class Scheduler:
         self, state: _Pipeline, waiting: Iterable[Request], admitted: Sequence[Request], batch_cap: int
     ) -> Proposal:
         """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
-        prompts = None
-        if len(state.admitted) + len(self.pool) > 1:  # a prompt delays nobody if there is no other request
-            prompts = self.prompt_budget.limit(state.admitted, self.config.num_places)
+        prompts = self.prompt_budget.limit(state.admitted, len(self.pool), self.config)
         room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted)
         batch: list[Selection] = []
-        candidates = Candidates(waiting, admitted, self.pool.order)
+        candidates = Candidates(waiting, admitted, self.pool.order, self.config.balanced)
         for request in candidates:
             if len(batch) == batch_cap or room.num_tokens == 0 or request in room.preempted:
                 break
+            if request.num_tokens_in_flight and batch:
+                break  # no stage would be idle
             num_shared_blocks = 0
             if request.state is RequestState.INITIATION:
                 if not state.ledger.can_finish(request):
@@ -169,7 +169,7 @@ class Scheduler:
                 room.admit(cost)
             elif (room.is_full or not room.num_prompt_logprobs) and not room.can_continue(request):
                 continue
-            start = request.num_computed + num_shared_blocks * BLOCK_SIZE
+            start = request.num_scheduled + num_shared_blocks * BLOCK_SIZE
             num_tokens = room.tokens_for(request, start)
             if request.state is not RequestState.INITIATION:
                 num_blocks = state.ledger.blocks_to_grow(request, start + num_tokens)
