@@ -150,6 +150,7 @@ def test_a_compiler_that_fails(cache, monkeypatch, tmp_path):
     assert list(cache.iterdir()) == [], "nothing half-done stays"
 
 
+@pytest.mark.long
 def test_a_compiler_without_a_targets_instructions_builds_the_next_target(cache, monkeypatch, tmp_path, caplog):
     old = tmp_path / "compiler"
     old.write_text(

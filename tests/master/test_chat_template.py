@@ -109,6 +109,7 @@ def test_templates_that_are_refused_with_the_request(tmp_path, source, message):
     assert len(str(refused.value)) < 600
 
 
+@pytest.mark.long
 def test_an_overrun_is_refused_alone_and_the_process_replaced(tmp_path):
     """Requests that wait for their turn, one whose client leaves, and one after the overrun."""
     source = (

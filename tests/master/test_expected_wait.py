@@ -14,6 +14,7 @@ from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 from support.overload import Arrival, Mix, Setting, Simulation, capacity, poisson
+from support.variants import one_short, one_short_row
 
 MIXES = {
     "chat": (Mix((20, 200), (100, 300)), Setting()),
@@ -28,7 +29,7 @@ MIXES = {
 BOUND = 20.0
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", one_short(MIXES))
 def test_in_a_steady_overload_estimates_are_within_a_factor_of_two(name):
     mix, setting = MIXES[name]
     simulation = Simulation(setting, BOUND)
@@ -42,7 +43,7 @@ def test_in_a_steady_overload_estimates_are_within_a_factor_of_two(name):
     assert len(simulation.refused) > len(steady), "two thirds are refused"
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", one_short(MIXES))
 def test_at_the_onset_nobody_is_accepted_into_a_wait_far_beyond_the_bound(name):
     """From an idle server that has measured nothing; and the queue is used up to the bound."""
     mix, setting = MIXES[name]
@@ -89,7 +90,7 @@ def test_when_the_mixture_changes_the_bound_still_holds(most):
 
 
 @pytest.mark.parametrize("most", [1000, pytest.param(8000, marks=pytest.mark.exhaustive), 32_000])
-@pytest.mark.parametrize(("number", "are_refused"), [(64, False), (128, False), (512, True)])
+@pytest.mark.parametrize(("number", "are_refused"), one_short_row([(64, False), (128, False), (512, True)]))
 def test_a_burst_at_an_idle_server_is_refused_only_if_it_would_wait(most, number, are_refused):
     """50 requests per second without `max_tokens`, before any answer has ended. Retry-After is near the truth."""
     drawn = random.Random(1)
@@ -105,6 +106,7 @@ def test_a_burst_at_an_idle_server_is_refused_only_if_it_would_wait(most, number
         assert 1 / 3 < retry_after / (ahead[-1].request.arrived_at + ahead[-1].wait - time) < 3
 
 
+@pytest.mark.long
 def test_idle_time_changes_nothing():
     def estimates(pause: float) -> list[float]:
         mix, setting = MIXES["chat"]

@@ -170,6 +170,7 @@ def names_of(queue: Queue) -> set[str]:
     return {found["metadata"]["name"] for found in queue.store.children(("default", "demo"))}
 
 
+@pytest.mark.long
 def test_the_liveness_probe_fails_while_a_pass_hangs(api):
     """Over HTTP, as a kubelet asks; the log has the name of the OrcaDeployment."""
     queue, statuses = Queue(), []

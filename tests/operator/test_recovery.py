@@ -287,6 +287,7 @@ def test_a_pipeline_that_never_failed_waits_from_the_readiness_of_its_pods_on():
     assert replaced(deployment.run_pass(1))
 
 
+@pytest.mark.long
 def test_the_waits_between_replacements_double():
     """The pods load for 30 s each time."""
     policy = SPEC["recoveryPolicy"] | {"maxRestarts": 1000}
@@ -504,6 +505,7 @@ def test_nothing_is_stopped_in_a_pass_without_a_report():
     assert deployment.run_pass(5).stop is not None
 
 
+@pytest.mark.long
 def test_a_pipeline_that_hangs_after_every_replacement_is_given_up():
     deployment, replacements = Deployment(), 0
     deployment.lose()

@@ -225,6 +225,7 @@ ASLEEP = [("pass", 0), ("start", 1), ("fall asleep", 0)]
 """History of a deployment that sleeps."""
 
 
+@pytest.mark.long
 @settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sets(st.integers(1, 4), max_size=3),

@@ -59,6 +59,7 @@ def named(errors: list[str], field: str | None) -> str:
     return "; ".join(errors)
 
 
+@pytest.mark.long
 def test_the_server_judges_every_row_like_the_operator():
     verdicts = judge(crd(), [resource(name, spec) for name, spec, _ in TABLE])[1:]
     lines, differences = [], []

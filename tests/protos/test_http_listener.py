@@ -146,6 +146,7 @@ def test_a_connection_that_is_ended_in_the_turn_of_its_first_byte_gives_up_its_p
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_the_oldest_busy_connection_makes_room_where_answers_are_short():
     """Ten clients whose answers never end on a port of four connections: an eleventh is served all the same."""
 

@@ -25,3 +25,9 @@ def one_short(values: Iterable[Any], short: Any = None) -> list[Any]:
     cases = list(values)
     short = cases[0] if short is None else short
     return [case if case == short else pytest.param(case, marks=pytest.mark.long) for case in cases]
+
+
+def one_short_row(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return rows of parameters for `pytest.mark.parametrize` with several names; all but the first are `long`."""
+    first, *others = rows
+    return [first, *(pytest.param(*row, marks=pytest.mark.long) for row in others)]

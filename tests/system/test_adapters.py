@@ -19,6 +19,7 @@ from support.checkpoints import make_model, make_prompts, reference, with_tokeni
 from support.engines import engine_over, topology
 from support.lora import ALL, ATTENTION, GPT2, make_adapter
 from support.served import ORCA, serve
+from support.variants import one_short_row
 
 LENGTHS = (1, 33, 150)
 WANTED = SamplingParameters(prompt_logprobs=0)
@@ -37,7 +38,12 @@ VARIANTS = [
 
 @pytest.mark.parametrize(
     ("partitions", "ranks"),
-    [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.exhaustive), (2, 2)],
+    [
+        pytest.param(1, 1, marks=pytest.mark.long),
+        pytest.param(2, 1, marks=pytest.mark.long),
+        pytest.param(1, 2, marks=pytest.mark.exhaustive),
+        (2, 2),
+    ],
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_adapters_in_one_batch_equal_the_merged_models(variant, partitions, ranks, checkpoint, worker_pool, tmp_path):
@@ -152,15 +158,17 @@ def test_a_cached_prefix_is_not_shared_with_another_adapter(client):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"use_dora": True}, "use_dora: is not supported"),
-        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
-        ({"bias": "all"}, "bias 'all' is not supported"),
-        ({"r": 5}, "has shape [4, 200], [5, 200] is expected"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: is not supported"),
-        ({"r": 0}, "r: "),
-        (None, "adapter_config.json: No such file"),
-    ],
+    one_short_row(
+        [
+            ({"use_dora": True}, "use_dora: is not supported"),
+            ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
+            ({"bias": "all"}, "bias 'all' is not supported"),
+            ({"r": 5}, "has shape [4, 200], [5, 200] is expected"),
+            ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: is not supported"),
+            ({"r": 0}, "r: "),
+            (None, "adapter_config.json: No such file"),
+        ]
+    ),
 )
 def test_an_adapter_that_does_not_fit_ends_the_start_in_one_line(adapted, tmp_path, change, message):
     model, folder, _ = adapted

@@ -90,6 +90,7 @@ def test_lines_that_wait_take_no_place_of_the_queue(checkpoint, tmp_path):
         assert eventually(lambda: client.batches.retrieve(batch_id).status == "completed")
 
 
+@pytest.mark.long
 def test_embeddings_of_batches_are_those_of_the_route(checkpoint, tmp_path):
     """A file of embeddings as a batch of the server, and sent by `orca batch`."""
     bodies = {

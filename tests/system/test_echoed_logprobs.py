@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 CASES = [
-    pytest.param(("gpt2-head64-tied", 1), id="gpt2-1"),
+    pytest.param(("gpt2-head64-tied", 1), id="gpt2-1", marks=pytest.mark.long),
     pytest.param(("llama-gqa-tied", 2), id="llama-2"),
     pytest.param(("gpt2-head64-tied", 2), id="gpt2-2", marks=pytest.mark.long),
     pytest.param(("llama-gqa-tied", 1), id="llama-1", marks=pytest.mark.long),

@@ -111,6 +111,7 @@ def without_ids(calls: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
     return [call[1:] for call in calls]
 
 
+@pytest.mark.long
 def test_required_calls_validate_and_streams_agree(client):
     def one(number: int) -> int:
         tools, parameters = tools_for(number)

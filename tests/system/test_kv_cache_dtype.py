@@ -15,6 +15,7 @@ import httpx
 import pytest
 from support.checkpoints import make_prompts, with_tokenizer
 from support.served import serve
+from support.variants import one_short_row
 
 NUM_TOKENS = 50
 LENGTHS = (20, 30, 40, 50, 1, 33, 40, 150)
@@ -23,7 +24,7 @@ SLOTS = 256
 """For two or three of these prompts with their tokens."""
 
 
-@pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("num_partitions", "ranks"), one_short_row([(2, 1), (1, 1), (1, 2)]))
 def test_greedy_tokens_are_the_same_alone_and_in_company(num_partitions, ranks, checkpoint, tmp_path):
     path = with_tokenizer(checkpoint(NAME), tmp_path)
     prompts = [list(prompt) for prompt in make_prompts(LENGTHS)]
@@ -67,6 +68,7 @@ print(json.dumps([*([output.outputs[0].token_ids for output in outputs] for outp
 """
 
 
+@pytest.mark.long
 def test_llm_takes_the_type_of_the_cache(checkpoint, tmp_path):
     prompts = json.dumps([list(prompt) for prompt in make_prompts(LENGTHS)])
     command = [sys.executable, "-c", PROGRAM, str(with_tokenizer(checkpoint(NAME), tmp_path)), prompts]

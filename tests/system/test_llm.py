@@ -53,6 +53,7 @@ def test_llm_generates_what_transformers_generates(checkpoint, references, tmp_p
     assert refusal == "top_p: Input should be less than or equal to 1"
 
 
+@pytest.mark.long
 def test_adapters_generate_what_the_merged_models_generate(checkpoint, tmp_path):
     variant = "llama-gqa-tied"
     model, plain = with_tokenizer(checkpoint(variant), tmp_path), make_model(variant)

@@ -64,6 +64,7 @@ def test_a_server_without_a_request_has_every_metric_of_protocol_and_dashboard(s
         assert all(set(sample.labels) >= set(labels) for sample in matching), name
 
 
+@pytest.mark.long
 def test_the_values_follow_a_running_and_a_waiting_request(served):
     assert gauge(served, "vllm:num_requests_running") == gauge(served, "vllm:num_requests_waiting") == 0
     assert gauge(served, "vllm:kv_cache_usage_perc") == 0

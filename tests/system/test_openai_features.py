@@ -37,6 +37,7 @@ def complete(client, prompt="Once", max_tokens=24, temperature=0, **options):
     )
 
 
+@pytest.mark.long
 def test_a_start_logs_its_report_and_no_details(served):
     logger = " INFO orca_master.commands.server: "
     *lines, ready = [line.split(logger)[1] for line in served.log if logger in line][:5]

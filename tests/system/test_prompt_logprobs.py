@@ -11,6 +11,7 @@ from orca_master.engine.config import EngineConfig
 from orca_protos import engine_pb2 as pb
 from support.checkpoints import VARIANTS, Reference
 from support.engines import Harness, engine_over, topology
+from support.variants import one_short_row
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
@@ -64,7 +65,7 @@ async def submit_all(harness: Harness, references: list[Reference], name: str) -
                 check(joined(parts), reference, count)
 
 
-@pytest.mark.parametrize(("partitions", "ranks"), [(1, 1), (2, 1), pytest.param(1, 2, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize(("partitions", "ranks"), one_short_row([(2, 1), (1, 1), (1, 2), (2, 2)]))
 @pytest.mark.parametrize("variant", VARIANTS_HERE)
 def test_log_probabilities_of_prompts_equal_transformers(
     variant, partitions, ranks, checkpoint, references, worker_pool

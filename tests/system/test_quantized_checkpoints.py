@@ -36,6 +36,7 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(model):
     assert any("float32 with gptq int4 weights" in line for line in served.log), served.log
 
 
+@pytest.mark.long
 def test_what_a_server_refuses(model):
     """One line and exit code 2, before the weights are read."""
     path, _ = model

@@ -146,6 +146,7 @@ def served(request, made) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.long
 def test_an_adapter_is_served_while_it_is_loaded(served, made, expected):
     """Under two names at once, of which each keeps its prefixes for itself; and again after it was unloaded."""
     _, adapters, _ = made
@@ -280,6 +281,7 @@ def names_or_none(server: Served) -> list[str] | None:
         return None
 
 
+@pytest.mark.long
 def test_a_folder_that_is_missing_ends_the_start(made, tmp_path):
     model, _, _ = made
     failed = Served([str(model), *options(tmp_path / "none")])

@@ -106,6 +106,7 @@ class Plan(pydantic.BaseModel):
     second: Step | None
 
 
+@pytest.mark.long
 def test_the_official_client_parses_an_answer_into_a_pydantic_model(client):
     answer = client.chat.completions.parse(
         model=NAME, messages=[{"role": "user", "content": "Hi"}], response_format=Plan, max_tokens=MAX_TOKENS, seed=1
@@ -245,6 +246,7 @@ def test_invalid_requests_are_refused_with_the_field(served, name):
     assert (error["type"], error["param"]) == ("invalid_request_error", message.partition(":")[0].partition(".")[0])
 
 
+@pytest.mark.long
 def test_tokens_do_not_depend_on_the_rest_of_the_batch(served):
     bodies = [
         {"structured_outputs": {"json": PERSON}, "seed": number, "return_token_ids": True, "n": 1 + number % 2}

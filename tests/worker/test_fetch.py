@@ -87,6 +87,7 @@ def test_pods_that_share_a_volume_download_once(hub, tmp_path):
     assert len(names) == len(set(names))
 
 
+@pytest.mark.long
 def test_an_interrupted_download_goes_on_where_it_stopped(hub, tmp_path):
     """Killed in the middle of a file, as a pod may be; the next one asks for the rest only."""
     name, folder = "model-layer1.safetensors", tmp_path / "model"

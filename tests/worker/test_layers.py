@@ -19,6 +19,7 @@ from orca_worker.residual import Residual
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 from support.cuda_emulator import EmulatedLauncher
 from support.partitions import PartitionedModel
+from support.variants import one_short_row
 
 LENGTHS, NUM_TOKENS = (1, 2, 33, 50, 17), 32
 LAYERS = 5
@@ -72,7 +73,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("variant", "ranks", "launches"), CASES)
+@pytest.mark.parametrize(("variant", "ranks", "launches"), one_short_row(CASES))
 def test_launches_of_a_prompt_and_of_increments(variant, ranks, launches, checkpoint, references):
     """Residuals are added by norms, and heads rotated and stored, in one launch each; logits are transformers'."""
     expected = references(variant, LENGTHS, NUM_TOKENS)

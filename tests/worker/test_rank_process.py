@@ -92,6 +92,7 @@ def test_a_silent_rank_is_killed_whatever_the_command(kind):
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_stopped_rank_is_killed_long_before_its_command_is_late(monkeypatch):
     monkeypatch.setattr(rank_process, "PING_INTERVAL", 0.05)
     monkeypatch.setattr(rank_process, "LIFE_SECONDS", 2.0)
@@ -109,6 +110,7 @@ def test_a_stopped_rank_is_killed_long_before_its_command_is_late(monkeypatch):
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_rank_that_is_busy_and_gives_signs_of_life_is_not_killed_before_its_command_is_late(monkeypatch):
     monkeypatch.setattr(rank_process, "PING_INTERVAL", 0.01)
     monkeypatch.setattr(rank_process, "LIFE_SECONDS", 2.0)

@@ -110,6 +110,7 @@ def test_connections_beyond_the_bound_are_closed_at_once():
     at_the_port(visit)
 
 
+@pytest.mark.long
 def test_places_of_connections_that_send_nothing_are_free_again_soon():
     """A new master gets in although strangers held every place: a handshake has 3 s, and the master tries longer."""
 

@@ -101,6 +101,7 @@ def test_a_process_that_has_imported_torch_stays_as_it_is(monkeypatch):
     assert sys.meta_path == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use",
     [
