@@ -15,15 +15,16 @@ from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 TOKENS = [0, 1, 50_256, 2**24 - 1]
 GLOO = """
-import sys, torch
+import os, sys, torch
 import torch.distributed as dist
 from orca_worker.tensor_parallel_group import TensorParallelGroup
 
 path, rank, *tokens = sys.argv[1], *map(int, sys.argv[2:])
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
 mine = torch.tensor(tokens if rank == 0 else [0] * len(tokens))
-print(TensorParallelGroup(rank, 3).from_first(mine).tolist())
+print(TensorParallelGroup(rank, 3).from_first(mine).tolist(), flush=True)
 dist.barrier()
+os._exit(0)  # as a rank does: threads of gloo may still wait
 """
 
 
