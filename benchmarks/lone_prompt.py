@@ -18,23 +18,14 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import httpx
 from orca_bench.circumstances import circumstances, line
 from orca_bench.random_models import save_model
 from orca_bench.rounds import ratio
 from orca_bench.servers import serve, split, unwind_on_sigterm
+from orca_bench.single_request import seconds
 from orca_bench.traces import random_tokens
-
-
-def seconds(url: str, prompt: list[int], max_tokens: int = 1) -> float:
-    """Return the seconds of a request."""
-    begin = time.perf_counter()
-    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-    httpx.post(f"{url}/v1/completions", json=body, timeout=300).raise_for_status()
-    return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -49,19 +40,19 @@ def main() -> None:
     unwind_on_sigterm()
     print(line(circumstances(0)))
     several = f"{arguments.partitions} partitions"
-    settings = {
-        several: ["-pp", str(arguments.partitions)],
-        "one part at a time": ["-pp", str(arguments.partitions), "--no-balanced-batches"],
-        "1 partition": ["-pp", "1"],
+    settings: dict[str, tuple[int, list[str]]] = {
+        several: (arguments.partitions, []),
+        "one part at a time": (arguments.partitions, ["--no-balanced-batches"]),
+        "1 partition": (1, []),
     }
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         model = Path(folder) / "model"
         save_model(model, "llama", positions=max(arguments.lengths) + 64)
         cores = len(os.sched_getaffinity(0))
         urls = {}
-        for name, setting in settings.items():
-            threads = {"OMP_NUM_THREADS": str(max(1, cores // int(setting[1])))}
-            shared = ["--dtype", arguments.dtype, "--max-batch-size", "8", *options]
+        for name, (partitions, setting) in settings.items():
+            threads = {"OMP_NUM_THREADS": str(max(1, cores // partitions))}
+            shared = ["--dtype", arguments.dtype, "--max-batch-size", "8", "-pp", str(partitions), *options]
             urls[name] = servers.enter_context(serve(model, [*shared, *setting], threads))[1]
         source = random.Random(0)
         for url in urls.values():

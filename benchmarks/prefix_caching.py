@@ -17,28 +17,19 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import httpx
 from orca_bench.circumstances import circumstances, line
 from orca_bench.open_loop import measure
 from orca_bench.random_models import save_model
 from orca_bench.rounds import ratio
 from orca_bench.servers import serve, split, unwind_on_sigterm
+from orca_bench.single_request import seconds
 from orca_bench.traces import random_tokens, shared_prefixes
 
 POSITIONS = 4096
 OWN = 20
 """Tokens behind the common prefix in the measurement of first tokens."""
-
-
-def first_token(url: str, prompt: list[int]) -> float:
-    """Return the seconds of a request for one token."""
-    begin = time.perf_counter()
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=300)
-    answer.raise_for_status()
-    return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -63,10 +54,8 @@ def main() -> None:
         for number in range(arguments.rounds):
             source = random.Random(f"prefix {number}")
             prefix = random_tokens(source, arguments.prefix)
-            firsts.append(first_token(with_cache, prefix + random_tokens(source, OWN)))
-            laters.append(
-                statistics.median(first_token(with_cache, prefix + random_tokens(source, OWN)) for _ in range(3))
-            )
+            firsts.append(seconds(with_cache, prefix + random_tokens(source, OWN)))
+            laters.append(statistics.median(seconds(with_cache, prefix + random_tokens(source, OWN)) for _ in range(3)))
             requests = shared_prefixes(arguments.requests, number, arguments.prefix // 4)
             rates.append(measure(with_cache, model.name, requests)["output_throughput"])
             plain.append(measure(without, model.name, requests)["output_throughput"])

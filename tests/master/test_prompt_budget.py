@@ -9,8 +9,9 @@ from orca_master.commands.scheduling_options import target_itl
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import by_priority
+from orca_master.scheduling.prefix_cache import PrefixCache
 from orca_master.scheduling.prompt_budget import LEAST_TOKENS, PromptBudget
-from orca_master.scheduling.request import Request, RequestState
+from orca_master.scheduling.request import Request, RequestState, ServiceClass
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
@@ -154,6 +155,26 @@ def test_a_prompt_that_arrives_later_does_not_overtake_the_parts_of_an_earlier_o
         scheduler.commit(batch, [7] * sum(entry.samples for entry in batch.requests))
         scheduler.pool.add(Request(str(iterations), iterations, tuple(range(99)), 1))
         assert iterations < 200, "40 parts, one in four iterations"
+
+
+def test_an_interactive_request_does_not_wait_for_the_prefix_of_a_batch():
+    """The request of a batch computes the prefix; other prompts of nearly the limit come with each result."""
+    scheduler = Scheduler(SchedulerConfig(8, 2), RequestPool(10_000, 1 << 30))
+    scheduler.add_pipeline("p", KvLedger(100_000, PrefixCache()))
+    scheduler.prompt_budget = PromptBudget(beside_answers=100, alone=100)
+    scheduler.pool.put_back(Request("line", 0, tuple(range(4000)), 1, service_class=ServiceClass.BATCH))
+    urgent = Request("urgent", 1, tuple(range(3900)), 1)
+    in_flight, iterations = deque[Batch](), 0
+    while urgent.state is RequestState.INITIATION:
+        while proposal := scheduler.select("p"):
+            in_flight.append(scheduler.dispatch("p", proposal))
+        batch, iterations = in_flight.popleft(), iterations + 1
+        scheduler.commit(batch, [7] * sum(entry.samples for entry in batch.requests))
+        other = range(10_000 * iterations, 10_000 * iterations + 99)
+        scheduler.pool.add(Request(str(iterations), iterations + 1, tuple(other), 1))
+        if iterations == 20:
+            scheduler.pool.add(urgent)
+        assert iterations < 40, "the prefix has 39 parts"
 
 
 def test_without_balanced_batches_a_request_is_in_one_iteration():

@@ -12,6 +12,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.errors import QueueFullError
 from orca_master.scheduling.backlog import Backlog, backlog
 from orca_master.scheduling.batch import Batch, Proposal
+from orca_master.scheduling.candidates import increments
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.policies import POLICIES
@@ -192,7 +193,8 @@ def test_an_interactive_request_that_does_not_fit_keeps_batches_out():
     scheduler.dispatch("p", scheduler.select("p"))
     scheduler.pool.put_back(request(1, ServiceClass.BATCH))
     scheduler.pool.add(request(2, ServiceClass.INTERACTIVE, 4, 120))
-    proposal = scheduler._fill(scheduler._pipelines["p"], scheduler.pool, scheduler._pipelines["p"].admitted, 4)
+    state = scheduler._pipelines["p"]
+    proposal = scheduler._fill(state, scheduler.pool, increments(state.admitted), 4)
     assert not proposal.selections
 
 

@@ -13,6 +13,7 @@ import httpx
 
 from support.answers import CHAT, COMPLETIONS, MESSAGES, StreamedAnswer, texts, whole
 from support.mixture import Ask
+from support.resuming import rest_of
 
 SECONDS = 300.0
 """Bound of a round."""
@@ -158,5 +159,5 @@ class Company:
         if not answer.number:
             return client.stream("POST", ask.path, json=body)
         self.num_resumed += 1
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(answer.number)}
-        return client.stream("GET", f"/v1/requests/{answer.request_id}", headers=headers)
+        path, headers = rest_of(answer.request_id, answer.number)
+        return client.stream("GET", path, headers=headers)

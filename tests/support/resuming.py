@@ -67,6 +67,11 @@ class Transcript:
         return self.events[-1:] == ["data: [DONE]"]
 
 
+def rest_of(request_id: str, last_id: int) -> tuple[str, dict[str, str]]:
+    """Return path and headers of the request for the events of a stream after number `last_id`."""
+    return f"/v1/requests/{request_id}", {"Accept": "text/event-stream", "Last-Event-ID": str(last_id)}
+
+
 async def stream(
     client: httpx.AsyncClient,
     path: str,
@@ -81,8 +86,9 @@ async def stream(
         while not transcript.complete:
             method, url, content = "POST", path, body
             if transcript.request_id:
-                method, url, content = "GET", f"/v1/requests/{transcript.request_id}", None
-                headers |= {"Accept": "text/event-stream", "Last-Event-ID": str(transcript.last_id)}
+                method, content = "GET", None
+                url, further = rest_of(transcript.request_id, transcript.last_id)
+                headers |= further
             try:
                 async with client.stream(method, url, json=content, headers=headers) as answer:
                     if answer.status_code != 200:

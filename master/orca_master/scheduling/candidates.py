@@ -8,6 +8,22 @@ from orca_master.scheduling.policies import Order
 from orca_master.scheduling.request import Request, RequestState, ServiceClass
 
 
+def increments(admitted: Iterable[Request]) -> Iterator[Request]:
+    """Yield the admitted requests without an iteration in flight (line 20)."""
+    return (request for request in admitted if request.state is RequestState.INCREMENT)
+
+
+def pipelined_prompts(admitted: Sequence[Request]) -> list[Request]:
+    """Return the admitted requests whose prompt has a part in flight and another one left.
+
+    Stages that would be idle can compute that part: each stage has the keys and values of the parts before it. None
+    while an answer is generated, which the part would delay.
+    """
+    if any(request.is_answering for request in admitted):
+        return []
+    return [request for request in admitted if request.num_tokens_in_flight and request.num_unscheduled]
+
+
 class Candidates:
     """Iterator over the selectable requests of a pipeline in the order of the policy (lines 19 to 21).
 
@@ -16,16 +32,12 @@ class Candidates:
     priorities, an admitted request can be later; it still runs, because only its end frees the slots needed.
 
     While an interactive request waits, for whatever reason, no request of a batch is admitted.
-
-    `pipelined`: last come prompts of which a part is in flight, unless an answer is generated, which the next part
-    would delay. That part needs only keys and values that each stage has computed before.
     """
 
-    def __init__(self, waiting: Iterable[Request], admitted: Sequence[Request], order: Order, pipelined: bool) -> None:
+    def __init__(self, waiting: Iterable[Request], admitted: Iterable[Request], order: Order) -> None:
         self._waiting = iter(waiting)
         self._admitted = admitted
         self._order = order
-        self._pipelined = pipelined
         self._head = next(self._waiting, None)
         self._last_class = ServiceClass.BATCH
         """Later classes are not admitted."""
@@ -44,14 +56,9 @@ class Candidates:
         for request in self._admitted:
             while self._head is not None and order(self._head) < order(request):
                 yield self._next_waiting(self._head)
-            if request.state is RequestState.INCREMENT:
-                yield request
+            yield request
         while self._head is not None:
             yield self._next_waiting(self._head)
-        if self._pipelined and not any(request.is_answering for request in self._admitted):
-            for request in self._admitted:
-                if request.state is RequestState.RUNNING and request.num_unscheduled:
-                    yield request
 
     def _next_waiting(self, request: Request) -> Request:
         self._head = next(self._waiting, None)

@@ -30,9 +30,9 @@ class PromptBudget(NamedTuple):
     def limit(self, admitted: Sequence[Request], num_waiting: int, config: SchedulerConfig) -> int | None:
         """Return the tokens of prompts of an iteration beside the `admitted` requests, None for no limit.
 
-        A prompt delays nobody if neither an admitted request nor one of `num_waiting` is another one. Then it is cut
-        only for stages that would be idle, and more finely: the fewer iterations are in flight, the more of the time
-        by which `alone` was chosen was spent in all stages, one after the other.
+        A prompt delays nobody if neither an admitted request nor one of `num_waiting` is another one. With fewer
+        requests than stages and no limit beside others, prompts are cut so that no stage is idle, by `alone` divided
+        by the number of stages: under little load an iteration was timed over all of them, one after the other.
         """
         num_live = len(admitted) + num_waiting
         limit = self._beside(admitted, config.num_places) if num_live > 1 else None

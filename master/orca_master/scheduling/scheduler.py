@@ -7,7 +7,7 @@ reserves slots and marks the requests RUNNING, `commit` records the sampled toke
 Extensions of the printed algorithm, each of which can be disabled:
 - Balanced batches: with fewer live requests than `max_batch_size` x `n_workers` the printed algorithm
   puts all requests into one batch and leaves the other stages idle. A batch is capped at
-  ceil(live / n_workers). Stages that would be idle still compute parts of one prompt (candidates.py).
+  ceil(live / n_workers). Stages that would be idle still compute parts of a prompt (candidates.py).
 - Token budget (chunked prefill): a long prompt is computed in chunks, to bound the latency of other requests, and with
   several stages also to make iterations equally long (prompt_budget.py).
 - Spare iteration: with several stages one more iteration is in flight (spare_iteration.py).
@@ -28,7 +28,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.scheduling.batch import Batch, Proposal, ScheduledRequest, Selection
 from orca_master.scheduling.batch_cap import batch_cap
-from orca_master.scheduling.candidates import Candidates
+from orca_master.scheduling.candidates import Candidates, increments, pipelined_prompts
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.kv_ledger import KvLedger
 from orca_master.scheduling.policies import Order
@@ -128,7 +128,9 @@ class Scheduler:
             cap, divided_by = self.config.max_batch_size, num_batches(self.config, state.admitted)
             if self.config.balanced:
                 cap = batch_cap(cap, divided_by, self.pool, state.ledger, len(state.admitted), len(self._pipelines))
-            proposal = self._fill(state, self.pool, state.admitted, cap)
+            proposal = self._fill(state, self.pool, increments(state.admitted), cap)
+            if not proposal and self.config.balanced and (prompts := pipelined_prompts(state.admitted)):
+                proposal = self._fill(state, (), prompts, 1)
             if state.in_flight < divided_by or may_be_spare(self.config, proposal, state.admitted):
                 return proposal
             return Proposal()
@@ -141,18 +143,16 @@ class Scheduler:
         return proposal or self._fill(state, (), others, self.config.max_batch_size)
 
     def _fill(
-        self, state: _Pipeline, waiting: Iterable[Request], admitted: Sequence[Request], batch_cap: int
+        self, state: _Pipeline, waiting: Iterable[Request], admitted: Iterable[Request], batch_cap: int
     ) -> Proposal:
-        """Fill a batch with at most `batch_cap` of the waiting and admitted requests."""
+        """Fill a batch with at most `batch_cap` of the waiting requests and those `admitted` ones that may be in it."""
         prompts = self.prompt_budget.limit(state.admitted, len(self.pool), self.config)
         room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted)
         batch: list[Selection] = []
-        candidates = Candidates(waiting, admitted, self.pool.order, self.config.balanced)
+        candidates = Candidates(waiting, admitted, self.pool.order)
         for request in candidates:
             if len(batch) == batch_cap or room.num_tokens == 0 or request in room.preempted:
                 break
-            if request.num_tokens_in_flight and batch:
-                break  # no stage would be idle
             num_shared_blocks = 0
             if request.state is RequestState.INITIATION:
                 if not state.ledger.can_finish(request):
