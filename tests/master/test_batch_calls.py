@@ -9,6 +9,7 @@ import pytest
 from orca_master.batches.batch_run import LineAnswer
 from orca_master.endpoint.batch_calls import BatchCalls
 from starlette.types import Receive, Scope, Send
+from support.adapter_restorer import NO_ADAPTERS
 from support.scripted_engine import END, Scripted, make_model
 
 
@@ -25,7 +26,7 @@ def call(tmp_path, monkeypatch) -> Callable[[int | None], LineAnswer]:
             raise ValueError("unexpected")
 
         monkeypatch.setattr("orca_master.endpoint.batch_calls.create_generating_app", lambda _: route)
-        return asyncio.run(BatchCalls(endpoint).call("", "/v1/completions", b"{}"))
+        return asyncio.run(BatchCalls(endpoint, NO_ADAPTERS).call("", "/v1/completions", b"{}"))
 
     return call
 

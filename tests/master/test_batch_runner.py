@@ -170,7 +170,7 @@ def test_a_batch_expires(server):
     async def scene(client: openai.AsyncOpenAI) -> None:
         file = made.batches.files.get(digest("one"), await upload(client, line("a") + line("b")))
         assert file is not None
-        batch = made.batches.batches.new(digest("one"), "/v1/completions", file, {})
+        batch = made.batches.batches.new(digest("one"), "/v1/completions", file, {}, {})
         batch.expires_at = batch.created_at
         made.batches.files.places.take(digest("one"), 2)
         await made.batches.batches.add(batch)

@@ -51,10 +51,10 @@ def test_a_key_has_half_of_the_unfinished_batches(server):
         file = made.batches.files.get(digest("one"), await upload(client, line("a")))
         assert file is not None
         for _ in range(5):
-            await made.batches.batches.add(made.batches.batches.new(digest("one"), "/v1/completions", file, {}))
+            await made.batches.batches.add(made.batches.batches.new(digest("one"), "/v1/completions", file, {}, {}))
         with pytest.raises(RequestError, match="half of them those of one API key"):
-            made.batches.batches.new(digest("one"), "/v1/completions", file, {})
-        made.batches.batches.new(digest("two"), "/v1/completions", file, {})
+            made.batches.batches.new(digest("one"), "/v1/completions", file, {}, {})
+        made.batches.batches.new(digest("two"), "/v1/completions", file, {}, {})
 
     play(made, scene)
 
@@ -92,10 +92,10 @@ def test_a_batch_is_coming_until_the_one_that_makes_room_is_deleted(tmp_path, mo
         unlink(path, missing_ok=missing_ok)
 
     async def scene() -> None:
-        first = store.new("", "/v1/completions", file, {})
+        first = store.new("", "/v1/completions", file, {}, {})
         await store.create(first)
         await store.enter(first, "completed")
-        second = store.new("", "/v1/completions", file, {})
+        second = store.new("", "/v1/completions", file, {}, {})
         monkeypatch.setattr(Path, "unlink", slow)
         creation = asyncio.create_task(store.create(second))
         while not begun.is_set():
@@ -103,7 +103,7 @@ def test_a_batch_is_coming_until_the_one_that_makes_room_is_deleted(tmp_path, mo
         assert file.id in store.used_files
         assert store.of("") == []
         with pytest.raises(RequestError, match="at most 1 batches are unfinished"):
-            store.new("", "/v1/completions", file, {})
+            store.new("", "/v1/completions", file, {}, {})
         gate.set()
         await creation
         assert store.of("") == store.unfinished == [second]

@@ -35,6 +35,7 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_master.text.tokenizer import TextCodec
+from support.adapter_restorer import NO_ADAPTERS
 from support.idle_engine import Idle
 
 MODEL = "/models/m"
@@ -304,7 +305,7 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     async def life(wants: int, killed: bool = True) -> list[ResumableRequest]:
         generator = idle_generator(tmp_path)
         journal = Journal(tmp_path / "j", MODEL)
-        resumable = ResumableRequests(journal, generator, 60)
+        resumable = ResumableRequests(journal, generator, 60, NO_ADAPTERS)
         assert resumable.resume() == wants
         await asyncio.sleep(0)
         requests = [found for name in ("a", "b") if (found := resumable.find(name, "")) is not None]
@@ -337,7 +338,7 @@ def test_a_request_that_is_accepted_before_the_others_are_resumed_runs_once(tmp_
 
     async def play() -> None:
         generator = idle_generator(tmp_path)
-        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
         body = CompletionRequest(prompt=[1, 2])
         generation = generator.prepare("cmpl-", body, [[1, 2]], 16, None)
         recorder = resumable.accept("completions", body, generation, "")
@@ -361,7 +362,7 @@ def test_no_request_fills_the_journal_with_log_probabilities_of_its_prompts(tmp_
 
     async def play() -> None:
         generator = idle_generator(tmp_path)
-        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
         plain, body = (CompletionRequest(prompt=[1], prompt_logprobs=count) for count in (None, 1))
         prompts = [[1] * length] * 2
         assert resumable.accept("completions", plain, generator.prepare("cmpl-", plain, prompts, 16, None), "")
@@ -377,7 +378,7 @@ def test_a_server_that_stops_before_it_resumes_ends_the_streams_that_wait(tmp_pa
 
     async def play() -> None:
         generator = idle_generator(tmp_path)
-        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
         waiting = resumable.find("earlier", "")
         assert waiting is not None
         reading = asyncio.create_task(anext(waiting.pieces(waiting.generation(generator))))
@@ -475,7 +476,7 @@ def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, mon
     )  # fmt: skip
 
     async def play() -> None:
-        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), idle_generator(tmp_path), 60)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), idle_generator(tmp_path), 60, NO_ADAPTERS)
         assert resumable.resume() == 3
         for _ in range(10):
             order.append("loop")

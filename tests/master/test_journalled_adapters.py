@@ -14,49 +14,30 @@ from orca_contract.state import EngineState
 from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.endpoint import restored_adapters
 from orca_master.endpoint.generation import Generator
+from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.endpoint.served_models import ServedModels
-from orca_master.engine.adapter_registry import RuntimeAdapter, ServedAdapter
+from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.errors import EngineError, EngineUnavailableError, ModelNotFoundError, RequestError
 from orca_master.journal import records
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, AdapterFiles
 from orca_master.text.tokenizer import TextCodec
+from support.adapter_restorer import FILES, Restorer
 from support.idle_engine import Idle
 
 MODEL = "/models/m"
-LOADED = RuntimeAdapter("loaded", 2, "key", "/d/loaded", "abc")
-FILES = AdapterFiles("loaded", "/d/loaded", "abc")
 SECONDS = 60.0
-
-
-class Adapters:
-    """An AdapterRestorer. `answers`: of the next calls of `restore`, then the number 7; `gate` holds them."""
-
-    def __init__(self, *answers: Exception) -> None:
-        self.calls: list[tuple[str, ...]] = []
-        self.released: list[int] = []
-        self.gate: asyncio.Event | None = None
-        self._answers = list(answers)
-
-    def of_number(self, number: int) -> RuntimeAdapter | None:
-        return LOADED if number == LOADED.number else None
-
-    async def restore(self, *arguments: str) -> int:
-        self.calls.append(arguments)
-        if self.gate is not None:
-            await self.gate.wait()
-        if self._answers:
-            raise self._answers.pop(0)
-        return 7
-
-    def release(self, number: int) -> None:
-        self.released.append(number)
 
 
 def generator_over(engine: Idle, folder: Path) -> Generator:
     return Generator(engine, TextCodec(folder), ServedModels(("m",), ("start",), engine), None, 1 << 20)
+
+
+def resumable_over(folder: Path, generator: Generator, adapters: Restorer | None) -> ResumableRequests:
+    restored = RestoredAdapters(adapters, lambda: generator.is_stopped)
+    return ResumableRequests(Journal(folder / "j", MODEL), generator, SECONDS, restored)
 
 
 def request(name: str, owner: str = "key", adapter: AdapterFiles | None = FILES) -> Accepted:
@@ -77,14 +58,14 @@ def test_a_record_has_the_files_of_an_adapter_and_no_field_without_one():
         assert again[1].accepted == request("a", adapter=adapter)
 
 
-@pytest.mark.parametrize("adapters", [None, Adapters()], ids=["none at run time", "some"])
+@pytest.mark.parametrize("adapters", [None, Restorer()], ids=["none at run time", "some"])
 def test_a_request_is_recorded_with_what_the_next_master_needs(tmp_path, adapters):
     """Also one of an adapter of the start, which the next master has, but none of an adapter that has left."""
 
     async def play() -> None:
         engine = Idle((ServedAdapter("loaded", 2, "key"), ServedAdapter("leaving", 3, "key")))
         generator = generator_over(engine, tmp_path)
-        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, SECONDS, adapters)
+        resumable = resumable_over(tmp_path, generator, adapters)
 
         def recorded(model: str) -> Accepted | None:
             body = CompletionRequest(model=model, prompt=[1])
@@ -119,14 +100,14 @@ async def outcome(request: ResumableRequest, generator: Generator) -> str:
 class Master:
     """A master that resumes the requests a, b and c, of which c is of the start, and a and b share files."""
 
-    def __init__(self, folder: Path, adapters: Adapters | None, deadline: float | None = None) -> None:
+    def __init__(self, folder: Path, adapters: Restorer | None, deadline: float | None = None) -> None:
         journal = Journal(folder / "j", MODEL)
         for entry in (request("a"), request("b"), request("c", adapter=None)):
             journal.accept(replace(entry, deadline=deadline))
         journal.close()
         self.engine = Idle()
         self.generator = generator_over(self.engine, folder)
-        self.resumable = ResumableRequests(Journal(folder / "j", MODEL), self.generator, SECONDS, adapters)
+        self.resumable = resumable_over(folder, self.generator, adapters)
         assert self.resumable.resume() == 3
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -150,7 +131,7 @@ def test_an_adapter_is_loaded_again_once_for_all_of_its_requests(tmp_path, monke
     monkeypatch.setattr(restored_adapters, "RETRY_SECONDS", 0.001)
 
     async def play() -> None:
-        adapters = Adapters(*[EngineUnavailableError("no pipeline serves")] * 2)
+        adapters = Restorer(*[EngineUnavailableError("no pipeline serves")] * 2)
         master = Master(tmp_path, adapters)
         master.engine.state = EngineState.RECOVERING
         await master.until(lambda: len(master.engine.submitted) == 3)
@@ -173,10 +154,10 @@ REFUSED = "the adapter 'loaded' could not be loaded again after the master's end
     ("make", "reason"),
     [
         (
-            lambda: Adapters(*[RequestError("lora_path: the files have changed")] * 2),
+            lambda: Restorer(*[RequestError("lora_path: the files have changed")] * 2),
             "lora_path: the files have changed",
         ),
-        (lambda: Adapters(*[ZeroDivisionError("a fault")] * 2), "a fault"),
+        (lambda: Restorer(*[ZeroDivisionError("a fault")] * 2), "a fault"),
         (lambda: None, "adapters cannot be loaded while the server runs: start it with --enable-runtime-adapters DIR"),
     ],
 )
@@ -192,7 +173,7 @@ def test_an_adapter_that_is_refused_ends_its_requests_with_the_reason(tmp_path, 
 
 def test_a_deadline_ends_a_request_that_waits_for_its_adapter(tmp_path):
     async def play() -> None:
-        adapters = Adapters()
+        adapters = Restorer()
         adapters.gate = asyncio.Event()
         master = Master(tmp_path, adapters, deadline=1_700.0)
         assert await master.read() == [f"{REFUSED}not finished within 0 s"] * 2
@@ -206,7 +187,7 @@ def test_requests_that_wait_for_an_adapter_are_left_to_the_next_master(tmp_path,
     """When the server stops, their readers hear of it, whether the engine or the server ends first."""
 
     async def play() -> None:
-        adapters = Adapters()
+        adapters = Restorer()
         adapters.gate = asyncio.Event()
         master = Master(tmp_path, adapters)
         await master.until(lambda: bool(adapters.calls))

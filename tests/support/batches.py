@@ -19,6 +19,8 @@ from orca_master.batches.service import Batches, open_batches
 from orca_master.endpoint.api_keys import digest
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.batch_calls import BatchCalls
+from orca_master.endpoint.restored_adapters import RestoredAdapters
+from orca_master.engine.adapter_calls import AdapterRestorer
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Output, Submission
 
@@ -65,7 +67,15 @@ class GatedEngine(ScriptedEngine):
 class Server:
     """A scripted server with batches in a folder, and official clients of it, by key."""
 
-    def __init__(self, model: Path, folder: Path, engine: Any = ScriptedEngine, **limits: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        engine: Any = ScriptedEngine,
+        restorer: AdapterRestorer | None = None,
+        **limits: Any,
+    ) -> None:
+        self._restorer = restorer
         self.config = BatchConfig(folder, **limits)
         self._keys = frozenset({digest("one"), digest("two")})
         self.scripted = Scripted(model, f"hi{END}", engine=engine, batches=self.config, api_keys=self._keys)
@@ -75,7 +85,8 @@ class Server:
     async def running(self) -> AsyncIterator[openai.AsyncOpenAI]:
         """Run the server; the client is that of the key `one`."""
         endpoint = self.scripted.endpoint
-        async with self.scripted.template, open_batches(self.config, BatchCalls(endpoint).call) as self.batches:
+        calls = BatchCalls(endpoint, RestoredAdapters(self._restorer, lambda: endpoint.generator.is_stopped))
+        async with self.scripted.template, open_batches(self.config, calls.call, calls) as self.batches:
             endpoint.batches = self.batches
             self.batches.start()
             self.transport = httpx.ASGITransport(create_app(endpoint))
@@ -102,7 +113,7 @@ def servers(folder: Path) -> Callable[..., Server]:
     """Return a function that makes servers, which keep their batches in the same folder, one after another."""
     (folder / "model").mkdir()
     model = make_model(folder / "model", TEMPLATE)
-    return lambda engine=ScriptedEngine, **limits: Server(model, folder / "batches", engine, **limits)
+    return lambda engine=ScriptedEngine, **options: Server(model, folder / "batches", engine, **options)
 
 
 def play(made: Server, scene: Callable[[openai.AsyncOpenAI], Awaitable[None]]) -> None:

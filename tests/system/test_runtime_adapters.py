@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import torch
 from orca_master.engine.config import EngineConfig
@@ -318,6 +319,36 @@ def test_a_killed_master_continues_the_requests_of_adapters(made, tmp_path):
         assert names(server) == ["base"]
         assert load(server, "sql", "sql").status_code == 200, "the name is free"
         assert tokens(ask(server, "sql", **long)) == undisturbed
+
+
+@pytest.mark.long
+def test_a_killed_master_continues_the_batches_of_adapters(made, tmp_path):
+    """The lines of an adapter have its tokens also after the restart, which leaves its name free."""
+    model, adapters, _ = made
+    body = {"model": "sql", "prompt": list(PROMPT), "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    folder = tmp_path / "batches"
+    more = ("--batch-directory", str(folder), "--batch-concurrency", "1")
+    with serve(model, *options(adapters, *more)) as server:
+        assert load(server, "sql", "sql").status_code == 200
+        alone = post(server, "completions", body).json()["choices"][0]["text"]
+        lines = [{"custom_id": f"{n}", "method": "POST", "url": "/v1/completions", "body": body} for n in range(20)]
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-")
+        file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        assert eventually(lambda: any(b'"status_code": 200' in path.read_bytes() for path in folder.glob("files/*")))
+        before = server.master
+        os.kill(before, signal.SIGKILL)
+        assert eventually(lambda: server.has_other_master(before))
+        assert eventually(lambda: any("1 batches are continued" in line for line in server.log)), "all were answered"
+        assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        done = client.batches.retrieve(batch.id)
+        assert done.request_counts is not None
+        assert (done.request_counts.completed, done.request_counts.failed) == (len(lines), 0)
+        assert done.output_file_id is not None
+        answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+        assert {answer["response"]["body"]["choices"][0]["text"] for answer in answers} == {alone}
+        assert names(server) == ["base"]
+        assert load(server, "sql", "poems").status_code == 200, "the name is free"
 
 
 def _begin(streams: contextlib.ExitStack, served: Served, name: str, **more: Any) -> str:

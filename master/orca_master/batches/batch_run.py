@@ -21,6 +21,7 @@ from orca_master.batches.file_store import FileStore
 from orca_master.batches.input_lines import BatchLine, InputLines, InvalidLine
 from orca_master.batches.places import Places
 from orca_master.batches.records import BatchRecord, FileRecord, Status
+from orca_master.batches.run_adapters import RunAdapters
 from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,9 @@ class BatchRun:
         config: BatchConfig,
         call: Call,
         places: Places,
+        adapters: RunAdapters,
     ) -> None:
-        self._places = places
+        self._places, self._adapters = places, adapters
         self._batch, self._files, self._batches, self._config, self._call = batch, files, batches, config, call
         self.owner = batch.owner
         self.cancelled = asyncio.Event()
@@ -108,6 +110,7 @@ class BatchRun:
             await threads.run(answers.sync)
         finally:
             answers.close()
+            await self._adapters.close()
         return ending
 
     async def _send_lines(self, lines: InputLines, answers: AnswerFiles) -> Status:
@@ -140,6 +143,8 @@ class BatchRun:
                 line = await lines.next()
                 while line is not None and line.number in answers.answered:
                     line = await lines.next()
+                if isinstance(line, BatchLine):
+                    line = await self._adapters.ready(line)
                 num_places = line.num_choices if isinstance(line, BatchLine) else 0
                 await self._places.take(num_places)
                 return line, num_places
@@ -189,7 +194,7 @@ class BatchRun:
         `answer`: of a BatchLine, None for an InvalidLine.
         """
         if isinstance(line, InvalidLine):
-            add = functools.partial(answers.add_error, line.number, line.custom_id, "invalid_line", line.message)
+            add = functools.partial(answers.add_error, line.number, line.custom_id, line.code, line.message)
         else:
             assert answer is not None, "each request has an answer"
             add = functools.partial(answers.add_response, line.number, line.custom_id, *answer)

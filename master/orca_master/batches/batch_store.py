@@ -24,6 +24,7 @@ from orca_master.batches.records import (
     new_file_id,
 )
 from orca_master.batches.shares import Shares
+from orca_master.journal.records import AdapterFiles
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class BatchStore:
         self._batches: dict[str, BatchRecord] = {}
         self._coming: dict[str, BatchRecord] = {}
         """Batches that are being written for the first time."""
+        self.earlier: frozenset[str] = frozenset()
+        """Ids of the batches that earlier masters began."""
         self._turn = asyncio.Lock()
         """Of the changes: two would write the same temporary file."""
 
@@ -44,8 +47,16 @@ class BatchStore:
         """Read the records. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._batches = read_records(self._folder, BATCH_RECORDS)
+        self.earlier = frozenset(self._batches)
 
-    def new(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
+    def new(
+        self,
+        owner: str,
+        endpoint: str,
+        file: FileRecord,
+        metadata: dict[str, str],
+        adapters: dict[str, AdapterFiles],
+    ) -> BatchRecord:
         """Return a new batch, which `create` stores; raise RequestError if too many are unfinished."""
         unfinished = Shares(
             self._config.max_files,
@@ -67,6 +78,7 @@ class BatchStore:
             new_file_id(),
             new_file_id(),
             metadata,
+            adapters,
         )
 
     async def create(self, batch: BatchRecord) -> None:
@@ -95,6 +107,13 @@ class BatchStore:
             await self._write(changed)
             batch.status, batch.times = changed.status, changed.times
         return True
+
+    async def set_adapters(self, batch: BatchRecord, adapters: dict[str, AdapterFiles]) -> None:
+        """Store a batch with other adapters; do nothing if it has these. Raises OSError, and changes nothing then."""
+        async with self._turn:
+            if batch.adapters != adapters:
+                await self._write(replace(batch, adapters=adapters))
+                batch.adapters = adapters
 
     async def _write(self, batch: BatchRecord) -> None:
         await self._threads.run(write_record, self._path(batch), batch.fields())

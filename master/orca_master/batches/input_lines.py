@@ -23,13 +23,14 @@ EMBEDDINGS = "/v1/embeddings"
 class BatchLine:
     """A request of a batch. `number`: of its line, from 0, without blank lines. `body`: JSON of the request.
 
-    `num_choices`: answers that are generated for it, or embeddings.
+    `num_choices`: answers that are generated for it, or embeddings. `model`: that the body names, "" without a name.
     """
 
     number: int
     custom_id: str
     body: bytes
     num_choices: int = 1
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class InvalidLine:
     number: int
     custom_id: str | None
     message: str
+    code: str = "invalid_line"
 
 
 class InputLines:
@@ -98,9 +100,12 @@ class InputLines:
             return InvalidLine(number, None, f"custom_id: a text of 1 to {MOST_ID_CHARACTERS} characters is expected")
         if error := self._repeated(custom_id) or self._error_of(fields):
             return InvalidLine(number, custom_id, error)
-        if self._endpoint == RESPONSES and fields["body"].get("store") is None:
-            fields["body"]["store"] = False  # those of a batch would push out the stored responses of their key
-        return BatchLine(number, custom_id, json.dumps(fields["body"]).encode(), self._choices_of(fields["body"]))
+        body = fields["body"]
+        if self._endpoint == RESPONSES and body.get("store") is None:
+            body["store"] = False  # those of a batch would push out the stored responses of their key
+        model = body.get("model")
+        named = model if isinstance(model, str) else ""
+        return BatchLine(number, custom_id, json.dumps(body).encode(), self._choices_of(body), named)
 
     def _repeated(self, custom_id: str) -> str:
         """Return the error of a `custom_id` that an earlier line has, "" for a new one."""

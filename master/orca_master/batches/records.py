@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from orca_master.journal.records import AdapterFiles
+
 FileId = Annotated[str, Field(pattern=r"^file-[0-9a-f]{32}$")]
 BatchId = Annotated[str, Field(pattern=r"^batch_[0-9a-f]{32}$")]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled"]
@@ -64,7 +66,8 @@ class FileRecord:
 class BatchRecord:
     """A batch. `output_id`, `error_id`: the files of its answers, from its creation on; clients see them at its end.
 
-    `times`: when it entered a status, by the field of the API, in seconds since the epoch.
+    `adapters`: by their names, those that its owner had loaded at run time when the batch was created, or a line of it
+    was sent. `times`: when it entered a status, by the field of the API, in seconds since the epoch.
     """
 
     id: BatchId
@@ -77,6 +80,7 @@ class BatchRecord:
     output_id: FileId
     error_id: FileId
     metadata: dict[str, str] = field(default_factory=dict)
+    adapters: dict[str, AdapterFiles] = field(default_factory=dict)
     status: Status = "validating"
     completed: int = 0
     failed: int = 0

@@ -12,6 +12,7 @@ from orca_master.batches.config import BatchConfig
 from orca_master.batches.file_store import FileStore
 from orca_master.batches.places import Places
 from orca_master.batches.records import BatchRecord
+from orca_master.batches.run_adapters import LineAdapters, RunAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +22,16 @@ MOST_AT_A_TIME = 16
 
 
 class BatchRunner:
-    """Answers batches until it is cancelled. `call` sends a request of a line.
+    """Answers batches until it is cancelled. `call` sends a request of a line, which may name one of `adapters`.
 
     At most `config.concurrency` choices are generated at a time. The waiting lines of all batches take turns.
     """
 
-    def __init__(self, files: FileStore, batches: BatchStore, config: BatchConfig, call: Call) -> None:
-        self._files, self._batches, self._config, self._call = files, batches, config, call
+    def __init__(
+        self, files: FileStore, batches: BatchStore, config: BatchConfig, call: Call, adapters: LineAdapters
+    ) -> None:
+        self._files, self._batches, self._config = files, batches, config
+        self._call, self._adapters = call, adapters
         self._wake = asyncio.Event()
         self.places = Places(config.concurrency)
         self._runs: dict[str, BatchRun] = {}
@@ -53,8 +57,7 @@ class BatchRunner:
             while True:
                 self._wake.clear()
                 for batch in self._next():
-                    run = BatchRun(batch, self._files, self._batches, self._config, self._call, self.places)
-                    self._runs[batch.id] = run
+                    run = self._runs[batch.id] = self._run_of(batch)
                     tasks.add(task := asyncio.create_task(self._finish(batch, run)))
                     task.add_done_callback(tasks.discard)
                 try:
@@ -85,6 +88,10 @@ class BatchRunner:
                 owners.update([batch.owner] if may_begin else [])
             batches += [batch] if may_begin else []
         return batches
+
+    def _run_of(self, batch: BatchRecord) -> BatchRun:
+        adapters = RunAdapters(batch, self._batches, self._adapters, batch.id in self._batches.earlier)
+        return BatchRun(batch, self._files, self._batches, self._config, self._call, self.places, adapters)
 
     async def _finish(self, batch: BatchRecord, run: BatchRun) -> None:
         try:

@@ -33,6 +33,7 @@ from orca_master.endpoint.application import create_app
 from orca_master.endpoint.batch_calls import BatchCalls
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.engine.adapter_calls import EngineAdapters
 from orca_master.engine.config import EngineConfig
@@ -73,14 +74,10 @@ async def run_server(
     engine = make_engine(topology, config, metrics, ports.restarted)
     endpoint = Endpoint(endpoint_config, engine, codec, template, adapter_loader=_adapters(engine, endpoint_config))
     async with contextlib.AsyncExitStack() as stack:
-        journal_status: Callable[[], JournalStatus] = no_journal
         if ports.parent is not None:
             stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
-        if journal is not None:
-            opened = _resumable(endpoint, engine, journal, topology, ports.restarted)
-            endpoint.resumable, journal_status = await stack.enter_async_context(opened)
-            metrics.watch_journal(journal_status)
-        endpoint.batches = await stack.enter_async_context(_batches(endpoint, metrics, ports.restarted))
+        stored = _stored_requests(endpoint, engine, metrics, journal, topology, ports.restarted)
+        journal_status = await stack.enter_async_context(stored)
         await stack.enter_async_context(_cluster_ports(engine, ports, config, journal_status))
         formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
@@ -131,8 +128,32 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 @contextlib.asynccontextmanager
+async def _stored_requests(
+    endpoint: Endpoint,
+    engine: EngineThread,
+    metrics: Metrics,
+    config: JournalConfig | None,
+    topology: Topology,
+    restarted: bool,
+) -> AsyncIterator[Callable[[], JournalStatus]]:
+    """Open the journal and the batches of the endpoint, which share the adapters that are loaded again.
+
+    Yields the function that returns the journal's state. Raises ConfigurationError at the first start.
+    """
+    adapters = RestoredAdapters(_adapters(engine, endpoint.config), lambda: endpoint.generator.is_stopped)
+    status: Callable[[], JournalStatus] = no_journal
+    async with contextlib.AsyncExitStack() as stack:
+        if config is not None:
+            opened = _resumable(endpoint, adapters, config, topology, restarted)
+            endpoint.resumable, status = await stack.enter_async_context(opened)
+            metrics.watch_journal(status)
+        endpoint.batches = await stack.enter_async_context(_batches(endpoint, adapters, metrics, restarted))
+        yield status
+
+
+@contextlib.asynccontextmanager
 async def _resumable(
-    endpoint: Endpoint, engine: EngineThread, config: JournalConfig, topology: Topology, restarted: bool
+    endpoint: Endpoint, adapters: RestoredAdapters, config: JournalConfig, topology: Topology, restarted: bool
 ) -> AsyncIterator[tuple[ResumableRequests | None, Callable[[], JournalStatus]]]:
     """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart.
 
@@ -147,7 +168,6 @@ async def _resumable(
         failed = JournalStatus(JournalState.OFF, str(error))
         yield None, lambda: failed
         return
-    adapters = _adapters(engine, endpoint.config)
     resumable = ResumableRequests(journal, endpoint.generator, config.window, adapters)
     try:
         yield resumable, lambda: status_of(journal)
@@ -156,7 +176,9 @@ async def _resumable(
 
 
 @contextlib.asynccontextmanager
-async def _batches(endpoint: Endpoint, metrics: Metrics, restarted: bool) -> AsyncIterator[Batches | None]:
+async def _batches(
+    endpoint: Endpoint, adapters: RestoredAdapters, metrics: Metrics, restarted: bool
+) -> AsyncIterator[Batches | None]:
     """Open files and batches, None without a folder.
 
     Raises ConfigurationError at the first start; a restarted master serves without them.
@@ -167,7 +189,8 @@ async def _batches(endpoint: Endpoint, metrics: Metrics, restarted: bool) -> Asy
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
-            batches = await stack.enter_async_context(open_batches(config, BatchCalls(endpoint).call))
+            calls = BatchCalls(endpoint, adapters)
+            batches = await stack.enter_async_context(open_batches(config, calls.call, calls))
         except ConfigurationError as error:
             if not restarted:
                 raise

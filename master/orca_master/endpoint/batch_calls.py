@@ -2,16 +2,18 @@
 
 The routes validate bodies and answer errors as for any client. A second application has only these routes, without
 middleware: keys, hosts and sizes were checked when the file was sent. Its engine marks every submission as one of a
-batch, and its requests have no timeout, because they wait while others do.
+batch, and its requests have no timeout, because they wait while others do. Lines may also use adapters that were loaded
+again for them, by names that other requests cannot use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +23,11 @@ from orca_master.batches.batch_run import LineAnswer
 from orca_master.endpoint.application import create_generating_app
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import OWNER
+from orca_master.endpoint.restored_adapters import RestoredAdapters
+from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
+from orca_master.journal.records import AdapterFiles
 from orca_master.scheduling.request import ServiceClass
 
 logger = logging.getLogger(__name__)
@@ -32,15 +37,21 @@ ANSWER_ID = re.compile(rb'\{"id": ?"([\w-]{1,100})"')
 
 
 class BatchEngine(EngineClient):
-    """Passes submissions to `engine` as those of batches."""
+    """Passes submissions to `engine` as those of batches.
+
+    `restored`: adapters that only lines of batches may use. An adapter that the engine serves comes before one of its
+    name.
+    """
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
+        self.restored: tuple[ServedAdapter, ...] = ()
 
     @property
     def status(self) -> EngineStatus:
         """See EngineClient."""
-        return self._engine.status
+        status = self._engine.status
+        return replace(status, adapters=(*self.restored, *status.adapters)) if self.restored else status
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
@@ -56,14 +67,33 @@ class BatchEngine(EngineClient):
 
 
 class BatchCalls:
-    """Calls the routes of `endpoint`, whose stored responses they share."""
+    """Calls the routes of `endpoint`, whose stored responses they share. The adapters are those of LineAdapters."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, restored: RestoredAdapters) -> None:
         config = replace(endpoint.config, request_timeout=None)
-        engine = BatchEngine(endpoint.engine)
+        self._engine, self._restored = endpoint.engine, restored
+        self._batch_engine = engine = BatchEngine(endpoint.engine)
         # The inner endpoint has a BodyChecker of its own: large bodies of batches delay no bodies of other clients.
         inner = Endpoint(config, engine, endpoint.codec, endpoint.template, store=endpoint.responses)
         self._app = create_generating_app(inner)
+
+    def loaded_by(self, owner: str) -> dict[str, AdapterFiles]:
+        """See LineAdapters."""
+        served = (adapter for adapter in self._engine.status.adapters if adapter.owner == owner)
+        files = {adapter.name: self._restored.files(adapter.number) for adapter in served}
+        return {name: entry for name, entry in files.items() if entry is not None}
+
+    @contextlib.asynccontextmanager
+    async def restored(self, owner: str, files: AdapterFiles) -> AsyncIterator[None]:
+        """See LineAdapters."""
+        async with self._restored.held(owner, files) as number:
+            adapter = ServedAdapter(files.name, number, owner)
+            engine = self._batch_engine
+            engine.restored = (*engine.restored, adapter)
+            try:
+                yield
+            finally:
+                engine.restored = tuple(entry for entry in engine.restored if entry != adapter)
 
     async def call(self, owner: str, path: str, body: bytes) -> LineAnswer:
         """POST `body` to a route as the owner of a key; cancellation is the client's disconnection."""

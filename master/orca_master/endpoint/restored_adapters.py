@@ -1,4 +1,7 @@
-"""`RestoredAdapters`: adapters that were loaded at run time, loaded again for the journal's unfinished requests."""
+"""`RestoredAdapters`: adapters that were loaded at run time, loaded again for requests that an earlier master accepted.
+
+These are the unfinished requests of the journal and the lines of batches.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from orca_master.engine.adapter_calls import AdapterRestorer
 from orca_master.engine.adapter_registry import OFF
 from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
-from orca_master.journal.records import Accepted, AdapterFiles
+from orca_master.journal.records import AdapterFiles
 
 RETRY_SECONDS = 1.0
 """Period of the attempts while no pipeline serves."""
@@ -40,20 +43,19 @@ class RestoredAdapters:
         return None if loaded is None else AdapterFiles(loaded.name, loaded.folder, loaded.digest)
 
     @contextlib.asynccontextmanager
-    async def used_by(self, request: Accepted) -> AsyncIterator[int]:
-        """Hold the adapter of a request for the length of the block, whose value is the adapter's number.
+    async def held(self, owner: str, files: AdapterFiles, deadline: float | None = None) -> AsyncIterator[int]:
+        """Hold an adapter of an owner for the length of the block, whose value is the adapter's number.
 
-        Raises RequestError if the adapter is refused, RequestTimeoutError at the request's deadline, and
+        Raises RequestError if the adapter is refused, RequestTimeoutError at the `deadline` (seconds since the epoch),
         EngineUnavailableError when the engine has ended. While no pipeline serves it waits, as the engine's requests.
         """
-        assert request.adapter is not None
-        key = (request.owner, request.adapter)
+        key = (owner, files)
         if key not in self._entries:
             self._entries[key] = _Entry(asyncio.create_task(self._restore(*key)))
         entry = self._entries[key]
         entry.num_users += 1
         try:
-            seconds = None if request.deadline is None else max(0.0, request.deadline - time.time())
+            seconds = None if deadline is None else max(0.0, deadline - time.time())
             try:
                 async with asyncio.timeout(seconds):
                     number = await asyncio.shield(entry.loading)

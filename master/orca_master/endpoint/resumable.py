@@ -14,7 +14,6 @@ from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable_request import ResumableRequest
-from orca_master.engine.adapter_calls import AdapterRestorer
 from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, JournalledRequest
@@ -35,14 +34,11 @@ EXPECTED = (RequestError, RequestTimeoutError)
 class ResumableRequests:
     """All remembered requests, by id. Used on the event loop of the endpoint."""
 
-    def __init__(
-        self, journal: Journal, generator: Generator, window: float, adapters: AdapterRestorer | None = None
-    ) -> None:
-        """`adapters`: None without --enable-runtime-adapters."""
+    def __init__(self, journal: Journal, generator: Generator, window: float, adapters: RestoredAdapters) -> None:
         self._journal = journal
         self._generator = generator
         self._window = window
-        self._adapters = RestoredAdapters(adapters, lambda: generator.is_stopped)
+        self._adapters = adapters
         self._restoring: set[ResumableRequest] = set()
         """Requests of earlier masters that wait for their adapters."""
         self._requests: dict[str, ResumableRequest] = {}
@@ -142,14 +138,16 @@ class ResumableRequests:
             await asyncio.sleep(0)
 
     async def _run(self, request: ResumableRequest) -> None:
-        if request.accepted.adapter is None:
+        accepted = request.accepted
+        if accepted.adapter is None:
             await self._continue(request)
             return
-        name = request.accepted.adapter.name
+        name = accepted.adapter.name
         self._restoring.add(request)
         try:
             with self._generator.activity.one():
-                async with self._adapters.used_by(request.accepted) as request.restored_adapter:
+                holding = self._adapters.held(accepted.owner, accepted.adapter, accepted.deadline)
+                async with holding as request.restored_adapter:
                     self._restoring.discard(request)
                     await self._continue(request)
         except (EngineUnavailableError, asyncio.CancelledError):  # the server stops
