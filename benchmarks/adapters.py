@@ -1,11 +1,13 @@
 """Measures adapters (LoRA): tokens/s of a batch with one, and of a batch with several, beside the plain model.
 
-    python benchmarks/adapters.py [--batch 1 8] [--rank 16] [--generated 64] [--rounds 5] [-- OPTIONS OF serve]
+    python benchmarks/adapters.py [--batch 1 8] [--rank 16] [--family llama] [--generated 64] [--rounds 5]
+        [-- OPTIONS OF serve]
 
-Two servers take turns on the same cores, llama of 110 M random weights: one alone, as fast as a model into which an
-adapter is merged, the other with three adapters of RANK for every linear map. BATCH requests at a time, of 64 prompt
-tokens and GENERATED more: all for the model, all for one adapter, and in turn for the model and each adapter. Printed:
-medians of tokens/s, and the ratio of the rounds to the plain server, median with the smallest and the largest.
+Two servers take turns on the same cores, a model of 110 M random weights of the FAMILY: one alone, as fast as a model
+into which an adapter is merged, the other with three adapters of RANK for every linear map. BATCH requests at a time,
+of 64 prompt tokens and GENERATED more: all for the model, all for one adapter, and in turn for the model and each
+adapter. Printed: medians of tokens/s, and the ratio of the rounds to the plain server, median with the smallest and the
+largest.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ def save_adapter(folder: Path, model: Path, rank: int) -> None:
     """Write an adapter with random weights for every linear map of the model's layers."""
     tensors = {}
     for name, weight in load_file(model / "model.safetensors").items():
-        if ".layers." in name and weight.dim() == 2:
+        if (".layers." in name or ".h." in name) and weight.dim() == 2:
+            outputs, inputs = weight.shape if ".layers." in name else weight.shape[::-1]  # gpt2's maps are transposed
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, weight.shape[1]) * 0.01
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(weight.shape[0], rank) * 0.01
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, inputs) * 0.01
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank) * 0.01
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
@@ -66,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests at once (1 8)")
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapters (16)")
+    parser.add_argument("--family", choices=["llama", "gpt2"], default="llama", help="of the model (llama)")
     parser.add_argument("--generated", type=int, default=64, help="generated tokens of a request (64)")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args(own)
@@ -73,7 +77,7 @@ def main() -> None:
     print(line(circumstances(0)))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         model = Path(folder) / "model"
-        save_model(model, "llama")
+        save_model(model, arguments.family)
         modules = []
         for name in NAMES:
             save_adapter(Path(folder) / name, model, arguments.rank)

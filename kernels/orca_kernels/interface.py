@@ -132,6 +132,9 @@ class LinearMap(Protocol):
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         """Return GeLU (tanh approximation) of y."""
 
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return y and what `gelu_tanh` returns, both bit for bit as alone."""
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return residual + y; residual may be overwritten."""
 

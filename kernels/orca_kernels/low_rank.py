@@ -28,9 +28,6 @@ class LowRank(Protocol):
     def __len__(self) -> int:
         """Return the number of adapters."""
 
-    def __contains__(self, adapter: int) -> bool:
-        """Return True if the adapter of this number changes the map."""
-
     def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
         """Add an adapter by its factors A [rank, inputs] and B [outputs, rank]. Recordings become invalid."""
 

@@ -41,7 +41,12 @@ class ReferenceLinear:
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
-        return functional.gelu(self(x), approximate="tanh")
+        return self.with_gelu_tanh(x)[1]
+
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LinearMap."""
+        y = self(x)
+        return y, functional.gelu(y, approximate="tanh")
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
@@ -95,10 +100,6 @@ class ReferenceLowRank:
     def __len__(self) -> int:
         """See LowRank."""
         return len(self._maps)
-
-    def __contains__(self, adapter: int) -> bool:
-        """See LowRank."""
-        return adapter in self._maps
 
     def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
         """See LowRank."""

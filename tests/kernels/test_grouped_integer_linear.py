@@ -18,6 +18,7 @@ from orca_kernels.quantization import GROUP, W4A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
 from support.cpu_targets import cpu_target_params
 from support.integer_products import AVX_VNNI, NEEDS_AVX2, PAIRS, on_avx2, opened, with_own_instructions
+from support.linear_maps import assert_one_product_gives_both
 
 LIBRARIES = [
     pytest.param(None, PAIRS, id=PAIRS, marks=NEEDS_AVX2),
@@ -132,6 +133,7 @@ def test_bias_activation_residual_and_order(kernels, dtype):
                 assert_near(computed(x), y)
                 assert_near(computed.add(x, residual.clone()), y + residual.float())
                 assert_near(computed.gelu_tanh(x), torch.nn.functional.gelu(y, approximate="tanh"))
+                assert_one_product_gives_both(computed, x)
 
 
 @every_library

@@ -16,6 +16,7 @@ from orca_kernels.quantization import W8A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
 from support.cpu_targets import EMULATED, arrangements, cpu_target_params
 from support.integer_products import AVX_VNNI, PAIRS, on_avx2, opened, with_own_instructions
+from support.linear_maps import assert_one_product_gives_both
 
 FLAGS = processor_flags()
 LIBRARIES = [
@@ -112,6 +113,7 @@ def test_bias_activation_and_residual(kernels, dtype):
         ):
             torch.testing.assert_close(found.float(), expected, atol=error, rtol=error)
             torch.testing.assert_close(same.float(), expected, atol=2 * error, rtol=2 * error)
+        assert_one_product_gives_both(linear, x)
 
 
 @every_library

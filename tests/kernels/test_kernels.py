@@ -26,6 +26,7 @@ from orca_kernels.reference import ReferenceKernels
 from support.cpu_targets import cpu_target_params, load
 from support.cuda_emulator import EmulatedLauncher
 from support.emulated_arm import emulated_arm_library, emulated_arm_params, needs_emulator
+from support.linear_maps import assert_one_product_gives_both
 from support.on_device import OnDevice
 from support.ragged import ragged
 from support.variants import one_short
@@ -275,6 +276,7 @@ def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):
     close(with_bias.add(x, residual), expected, dtype)
     gelu = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
     close(with_bias.gelu_tanh(x), gelu, dtype)
+    assert_one_product_gives_both(with_bias, x)
 
 
 @pytest.mark.parametrize("target", [target for target in cpu_target_params() if "bf16" in target.id.split(" ")[0]])
@@ -321,6 +323,7 @@ def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, 
         torch.testing.assert_close(found.double(), expected, atol=error, rtol=0)
     gelu = torch.nn.functional.gelu(y, approximate="tanh")
     torch.testing.assert_close(linear.gelu_tanh(x).double(), gelu, atol=error, rtol=0)
+    assert_one_product_gives_both(linear, x)
 
 
 @pytest.mark.parametrize("group", [8, 32, 64, 256, 1 << 20])
@@ -352,6 +355,7 @@ def test_groups_of_other_sizes_and_inputs_in_another_order(kernels, dtype, quant
         (linear.gelu_tanh(x), torch.nn.functional.gelu(y, approximate="tanh")),
     ):
         torch.testing.assert_close(found.double(), expected, atol=error, rtol=0)
+    assert_one_product_gives_both(linear, x)
 
 
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY)

@@ -122,7 +122,7 @@ def test_a_replay_reads_which_row_uses_which_adapter(kernels, dtype):
     x, numbers = torch.randn(5, INPUTS).to(dtype), torch.zeros(5, dtype=torch.int64)
 
     def work() -> torch.Tensor:
-        y, activated = linear(x), linear.gelu_tanh(x)
+        y, activated = linear.with_gelu_tanh(x)
         low_rank.add(x, y, AdapterRows(numbers, None), activated)
         return y + activated
 

@@ -13,6 +13,7 @@ from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cpu.targets import AVX512, TARGETS, TILES, processor_flags
 from support.cpu_targets import load, tile_target
+from support.linear_maps import assert_one_product_gives_both
 
 FLAGS = processor_flags()
 pytestmark = pytest.mark.skipif(not AVX512 <= FLAGS, reason="panels of 32 outputs need AVX-512")
@@ -56,6 +57,7 @@ def test_a_linear_map_of_any_shape(kernels, inputs, outputs):
             (linear.gelu_tanh(x), torch.nn.functional.gelu(y, approximate="tanh")),
         ):
             torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=2**-8)
+        assert_one_product_gives_both(linear, x)
 
 
 @pytest.mark.parametrize("inputs", [64, 90])

@@ -111,6 +111,10 @@ class _Map:
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         return self._there.gelu_tanh(self._device.moved(x)).cpu()
 
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, activated = self._there.with_gelu_tanh(self._device.moved(x))
+        return y.cpu(), activated.cpu()
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self._there.add(self._device.moved(x), self._device.moved(residual)).cpu()
 

@@ -292,7 +292,7 @@ def test_a_partition_that_no_adapter_changes_replays_its_plain_recordings(checkp
 
 @pytest.mark.parametrize("adapters", [[0, 1, 0, 2, 1], [1, 1, 2, 1, 1], [0, 2, 0, 2, 0]], ids=str)
 def test_the_gelu_of_a_recording_is_that_of_the_iteration(adapters, tmp_path):
-    """Bit for bit: a recording computes the map of all rows again, an iteration only the rows with an adapter."""
+    """Bit for bit, also that of rows without an adapter."""
     kernels = CpuKernels(load(), torch.float32)
     adapter, _ = write(tmp_path / "1", ("a.q",), 4, 1)
     base, made = kernels.linear(torch.randn(24, 40), None), Adapters([adapter], kernels, torch.float32, CPU)

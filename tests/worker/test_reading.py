@@ -7,6 +7,7 @@ from orca_kernels.quantization import QuantizedWeight
 from orca_kernels.reference import ReferenceLinear
 from orca_worker.layers import AdjacentMaps
 from orca_worker.quantized_checkpoints.reading import joined
+from support.linear_maps import assert_one_product_gives_both
 
 
 def quantized(quantization="int4", outputs=2, group=8, order=None, zero=None):
@@ -52,4 +53,5 @@ def test_maps_side_by_side():
     whole = ReferenceLinear(torch.cat(weights), None)
     torch.testing.assert_close(adjacent(x), whole(x))
     torch.testing.assert_close(adjacent.gelu_tanh(x), whole.gelu_tanh(x))
+    assert_one_product_gives_both(adjacent, x)
     torch.testing.assert_close(adjacent.add(x, residual.clone()), whole.add(x, residual))

@@ -79,32 +79,28 @@ class AdaptedLinear:
         return self._adapt(x, self._base(x))
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """See LinearMap: rows with an adapter are computed twice, because the map's own GeLU comes too early."""
-        y = self._base.gelu_tanh(x)
-        if (rows := self._active.of(x)) is None or not len(self._low_rank):
-            return y
-        if rows.groups is None:
-            self._low_rank.add(x, self._base(x), rows, activated=y)
-            return y
-        for number, places in rows.groups:
-            if number in self._low_rank:
-                some = x.index_select(0, places)
-                all_of_them = torch.arange(len(places), device=x.device)
-                own = AdapterRows(rows.adapters.index_select(0, places), [(number, all_of_them)])
-                product = self._base(some)
-                activated = torch.empty_like(product)
-                self._low_rank.add(some, product, own, activated)
-                y[places] = activated
-        return y
+        """See LinearMap."""
+        return self._base.gelu_tanh(x) if self._rows_of(x) is None else self.with_gelu_tanh(x)[1]
+
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LinearMap: of rows with an adapter GeLU is computed again, because the map's own comes too early."""
+        y, activated = self._base.with_gelu_tanh(x)
+        if (rows := self._rows_of(x)) is not None:
+            self._low_rank.add(x, y, rows, activated)
+        return y, activated
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
         return self._adapt(x, self._base.add(x, residual))
 
     def _adapt(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if (rows := self._active.of(x)) is not None and len(self._low_rank):
+        if (rows := self._rows_of(x)) is not None:
             self._low_rank.add(x, y, rows)
         return y
+
+    def _rows_of(self, x: torch.Tensor) -> AdapterRows | None:
+        """Return the adapters of the rows, None if none of them has one or no adapter changes this map."""
+        return self._active.of(x) if len(self._low_rank) else None
 
 
 class _Place(NamedTuple):

@@ -35,6 +35,11 @@ class AdjacentMaps:
         """See LinearMap."""
         return torch.cat([each.gelu_tanh(x) for each in self._maps], dim=1)
 
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LinearMap."""
+        outputs, activated = zip(*(each.with_gelu_tanh(x) for each in self._maps), strict=True)
+        return torch.cat(outputs, dim=1), torch.cat(activated, dim=1)
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
         return residual + self(x)

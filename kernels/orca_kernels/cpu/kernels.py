@@ -42,13 +42,13 @@ SIGNATURES: dict[str, list[Any]] = {
 PACK: list[Any] = [POINTER] * 2 + [INTEGER] * 2
 PRODUCT_SIGNATURES: dict[str, list[Any]] = {
     "pack": PACK,
-    "linear": [POINTER] * 5 + [INTEGER] * 4,
+    "linear": [POINTER] * 6 + [INTEGER] * 3,
     "low_rank": [POINTER] * 5 + [INTEGER] * 4,
 }
 """Functions for the element types whose products the library computes."""
-QUANTIZED_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 5
+QUANTIZED_LINEAR: list[Any] = [POINTER] * 8 + [INTEGER] * 4
 """Arguments of the functions for groups of inputs, which all targets have but x86-64 without AVX2."""
-W8A8_LINEAR: list[Any] = [POINTER] * 6 + [INTEGER] * 4
+W8A8_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 3
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
 

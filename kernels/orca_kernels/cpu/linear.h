@@ -28,9 +28,9 @@ struct MapCall {
   const T *x;         // [rows, inputs]
   const T *bias;      // [outputs], or null
   const T *residual;  // [rows, outputs], or null
-  T *y;               // [rows, outputs]
+  T *y;               // [rows, outputs], or null
+  T *activated;       // [rows, outputs], becomes GeLU of y before it is rounded; or null
   int64_t rows, inputs, outputs;
-  bool gelu_tanh;
 };
 
 // Adds the products of one input and kLanes outputs to the sums of `kRows` rows; `words` has the input of each row.
@@ -133,7 +133,7 @@ template <typename T>
 struct OutputPanel {
   const MapCall<T> &call;
   int64_t column, width;
-  T bias[kPanel] = {}, residual[kPanel] = {}, output[kPanel];
+  T bias[kPanel] = {}, residual[kPanel] = {}, output[kPanel], activated[kPanel];
 
   OutputPanel(const MapCall<T> &call, int64_t panel)
       : call(call), column(panel * kPanel), width(std::min<int64_t>(kPanel, call.outputs - column)) {
@@ -151,14 +151,16 @@ struct OutputPanel {
     const bool whole = width == kPanel;  // then nothing is copied
     if (call.residual && !whole) std::copy_n(call.residual + place, width, residual);
     const T *added = call.residual && whole ? call.residual + place : residual;
-    T *to = whole ? call.y + place : output;
+    T *to = whole ? call.y + place : output, *activated_to = whole ? call.activated + place : activated;
     for (int part = 0; part < kVectors; ++part) {
       const int lane = part * kLanes;
-      Floats value = values(part, load(bias + lane));
-      if (call.gelu_tanh) value = gelu_tanh(value);
-      store(to + lane, value + load(added + lane));
+      const Floats value = values(part, load(bias + lane));
+      if (call.y) store(to + lane, value + load(added + lane));
+      if (call.activated) store(activated_to + lane, gelu_tanh(value));
     }
-    if (!whole) std::copy_n(output, width, call.y + place);
+    if (whole) return;
+    if (call.y) std::copy_n(output, width, call.y + place);
+    if (call.activated) std::copy_n(activated, width, call.activated + place);
   }
 };
 

@@ -52,8 +52,8 @@ template <typename Call, typename T>
 void low_rank_product(const LowRankCall<T> &call, const LowRankFactors &factors, const T *x, T *y, int64_t rows) {
   static thread_local Lines<T> narrow;  // reused by later calls
   narrow.resize(std::max<size_t>(narrow.size(), rows * factors.rank));
-  linear(Call{{x, nullptr, nullptr, narrow.data(), rows, call.inputs, factors.rank, false}, factors.down});
-  linear(Call{{narrow.data(), nullptr, y, y, rows, factors.rank, call.outputs, false}, factors.up});
+  linear(Call{{x, nullptr, nullptr, narrow.data(), nullptr, rows, call.inputs, factors.rank}, factors.down});
+  linear(Call{{narrow.data(), nullptr, y, y, nullptr, rows, factors.rank, call.outputs}, factors.up});
 }
 
 template <typename Call, typename T>

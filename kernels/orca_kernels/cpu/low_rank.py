@@ -26,10 +26,6 @@ class PanelLowRank:
         """See LowRank."""
         return len(self._panels)
 
-    def __contains__(self, adapter: int) -> bool:
-        """See LowRank."""
-        return adapter in self._panels
-
     def put(self, adapter: int, down: torch.Tensor, up: torch.Tensor) -> None:
         """See LowRank."""
         if len(down) * down.itemsize % WORD_BYTES:  # the rank is the number of B's inputs

@@ -30,6 +30,10 @@ class PackedLinear:
         """See LinearMap."""
         return self._pointwise(x, self._weight, self._bias, "gelu", [], "tanh")
 
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LinearMap."""
+        return self(x), self.gelu_tanh(x)
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
         return self._binary(x, residual, self._weight, self._bias, "add")

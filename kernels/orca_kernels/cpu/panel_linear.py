@@ -39,31 +39,47 @@ class PanelLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
-        return self._run(x, None, gelu_tanh=False)
+        self._run(x, y := self._output(x))
+        return y
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
-        return self._run(x, None, gelu_tanh=True)
+        self._run(x, None, activated := self._output(x))
+        return activated
+
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LinearMap."""
+        self._run(x, y := self._output(x), activated := self._output(x))
+        return y, activated
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
-        return self._run(x, residual.contiguous(), gelu_tanh=False)
+        self._run(x, y := self._output(x), residual=residual.contiguous())
+        return y
 
-    def _run(self, x: torch.Tensor, residual: torch.Tensor | None, gelu_tanh: bool) -> torch.Tensor:
-        x, y = x.contiguous(), self._calls.empty((len(x), self._outputs), x.dtype)
+    def _output(self, x: torch.Tensor) -> torch.Tensor:
+        return self._calls.empty((len(x), self._outputs), x.dtype)
+
+    def _run(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor | None,
+        activated: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        x = x.contiguous()
         self._product(
             x.data_ptr(),
-            *(None if panel is None else panel.data_ptr() for panel in self._panels),
-            None if self._bias is None else self._bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            y.data_ptr(),
+            *map(_pointer, (*self._panels, self._bias, residual, y, activated)),
             len(x),
             self._inputs,
             self._outputs,
-            gelu_tanh,
             *self._options,
         )
-        return y
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def panels_of(pack: Function, weight: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,10 @@ class ReorderedLinear:
         """See LinearMap."""
         return self._map.gelu_tanh(x.index_select(1, self._order))
 
+    def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See LinearMap."""
+        return self._map.with_gelu_tanh(x.index_select(1, self._order))
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See LinearMap."""
         return self._map.add(x.index_select(1, self._order), residual)
