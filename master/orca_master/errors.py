@@ -23,6 +23,10 @@ class RequestError(Exception):
         self.code = code
 
 
+class AdapterLimitError(RequestError):
+    """As many adapters are loaded as the server, or one API key, may have (HTTP 400); others may be unloaded."""
+
+
 class ModelNotFoundError(Exception):
     """A model that this server does not serve (HTTP 404)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from orca_master.engine.adapter_registry import AdapterRegistry, ServedAdapter
-from orca_master.errors import RequestError
+from orca_master.errors import AdapterLimitError, RequestError
 
 
 def registry() -> AdapterRegistry:
@@ -79,7 +79,9 @@ def test_one_key_leaves_room_for_the_others():
         ready(made, str(index), "a")
     with pytest.raises(RequestError, match="one API key may have 32 adapters at a time"):
         made.begin("more", "a", "/d/x")
-    assert made.begin("more", "b", "/d/x").number == 35
+    with pytest.raises(AdapterLimitError):  # those that are loaded again count, too
+        made.begin_restored("more", "a", "/d/x")
+    assert made.begin_restored("more", "b", "/d/x").number == 35
     made.remove(3)
     assert made.begin("again", "a", "/d/x").number == 36
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
-from orca_master.batches import run_adapters
+from orca_master.batches import batch_store, run_adapters
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.input_lines import BatchLine
-from orca_master.batches.records import FileRecord
+from orca_master.batches.records import BatchRecord, FileRecord
 from orca_master.batches.run_adapters import RunAdapters
 from orca_master.endpoint.api_keys import digest
 from orca_master.engine.adapter_registry import OFF, ServedAdapter
 from orca_master.engine.engine_client import EngineStatus
-from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.errors import AdapterLimitError, EngineUnavailableError, RequestError
 from orca_master.journal.records import AdapterFiles
 from support.adapter_restorer import FILES, LOADED, RESTORED_NUMBER, Restorer
 from support.batches import GatedEngine, Server, created, ended, line, lines_of, play, servers, upload
@@ -66,12 +66,18 @@ async def submitted(made: Server, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def answers(made: Server, client: openai.AsyncOpenAI, batch_id: str) -> dict[str, Any]:
-    """Let the batch end; return by `custom_id` which adapter the engine used, or the error's code and message."""
-    while (await client.batches.retrieve(batch_id)).status == "in_progress":
+async def completed(made: Server, client: openai.AsyncOpenAI, batch_id: str) -> Any:
+    """Let the engine answer until the batch has ended; return it."""
+    ending = asyncio.create_task(ended(client, batch_id))
+    while not ending.done():
         made.scripted.engine.gate.set()
         await asyncio.sleep(0.001)
-    done = await ended(client, batch_id)
+    return ending.result()
+
+
+async def answers(made: Server, client: openai.AsyncOpenAI, batch_id: str) -> dict[str, Any]:
+    """Let the batch end; return by `custom_id` which adapter the engine used, or the error's code and message."""
+    done = await completed(made, client, batch_id)
     assert done.status == "completed"
     answered = [entry["custom_id"] for entry in await lines_of(client, done.output_file_id)]
     numbers = [submission.adapter for submission in made.scripted.engine.submissions]
@@ -100,6 +106,8 @@ def finished_by_next(
         if not loaded:
             with pytest.raises(openai.NotFoundError, match="'loaded' does not exist"):  # for requests of clients
                 await client.completions.create(model="loaded", prompt="a")
+            later = await created(client, await upload(client, line("e", model="loaded")))
+            assert (await ended(client, later.id)).request_counts.failed == 1  # for lines of later batches
 
     play(first, before)
     play(second, after)
@@ -181,30 +189,133 @@ def test_an_adapter_that_was_loaded_after_the_batch_began_is_loaded_again(server
     assert len(restorer.calls) == 1
 
 
-class EndedEngine:
-    """LineAdapters whose engine has ended, at the first call."""
+def test_a_batch_that_waits_behind_another_keeps_its_adapters(server):
+    first, second = server(Restorer()), server(restorer := Restorer())
+    first.scripted.engine.adapters = (SERVED,)
+    ids: list[str] = []
+
+    async def before(client: openai.AsyncOpenAI) -> None:
+        ids.append(await begun(first, client))
+        ids.append((await created(client, await upload(client, line("e", model="loaded")))).id)
+
+    async def after(client: openai.AsyncOpenAI) -> None:
+        for batch_id in ids:
+            await completed(second, client, batch_id)
+        numbers = sorted(submission.adapter for submission in second.scripted.engine.submissions)
+        assert numbers == [0] + [RESTORED_NUMBER] * 3
+
+    play(first, before)
+    play(second, after)
+    assert restorer.released == [RESTORED_NUMBER] * 2
+
+
+class Adapters:
+    """LineAdapters. `errors`: of the next calls of `restored`; `held`: what is restored."""
 
     def __init__(self) -> None:
-        self.num_calls = 0
+        self.served: set[str] = set()
+        self.loaded: dict[str, AdapterFiles] = {}
+        self.errors: list[Exception] = []
+        self.held: list[AdapterFiles] = []
+
+    def served_to(self, owner: str) -> set[str]:
+        return self.served
 
     def loaded_by(self, owner: str) -> dict[str, AdapterFiles]:
-        return {}
+        return self.loaded
 
     @contextlib.asynccontextmanager
     async def restored(self, owner: str, files: AdapterFiles) -> AsyncIterator[None]:
-        self.num_calls += 1
-        if self.num_calls == 1:
-            raise EngineUnavailableError("the server ends")
+        if self.errors:
+            raise self.errors.pop(0)
+        self.held.append(files)
         yield
+        self.held.remove(files)
 
 
-def test_a_line_fails_not_because_the_server_ends(tmp_path, monkeypatch):
-    """It waits until its run is abandoned, for the next master."""
-    monkeypatch.setattr(run_adapters, "RETRY_SECONDS", 0.001)
+REQUEST = BatchLine(0, "a", b"{}", model="loaded")
+
+
+@pytest.fixture
+def adapters() -> Adapters:
+    return Adapters()
+
+
+@pytest.fixture
+def batch(tmp_path) -> BatchRecord:
     store = BatchStore(BatchConfig(tmp_path), DiskThreads())
     file = FileRecord("file-1", OWNER, "in.jsonl", "batch", 1, 1, 1)
-    batch = store.new(OWNER, "/v1/completions", file, {}, {"loaded": FILES})
-    adapters = RunAdapters(batch, store, engine := EndedEngine(), is_earlier=True)
-    request = BatchLine(0, "a", b"{}", model="loaded")
-    assert asyncio.run(asyncio.wait_for(adapters.ready(request), 60)) == request
-    assert engine.num_calls == 2
+    return store.new(OWNER, "/v1/completions", file, {}, {"loaded": FILES})
+
+
+@pytest.fixture
+def run(tmp_path, adapters, batch) -> RunAdapters:
+    """Return the adapters of a batch of an earlier master."""
+    store = BatchStore(BatchConfig(tmp_path), DiskThreads())
+    store.open()
+    return RunAdapters(batch, store, adapters, is_earlier=True)
+
+
+def bounded(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 60))
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("the server ends"), AdapterLimitError("64 are loaded")])
+def test_a_line_waits_while_its_adapter_cannot_be_loaded(run, adapters, error, monkeypatch):
+    monkeypatch.setattr(run_adapters, "RETRY_SECONDS", 0.001)
+    adapters.errors = [error] * 3
+
+    async def scene() -> None:
+        assert await run.ready(REQUEST) == REQUEST
+        assert (adapters.errors, adapters.held) == ([], [FILES])
+        await run.close()
+        assert adapters.held == []
+
+    bounded(scene())
+
+
+def test_what_the_next_master_serves_from_its_start_is_used(run, adapters):
+    adapters.served = {"loaded"}
+
+    async def scene() -> None:
+        assert await run.ready(REQUEST) == REQUEST
+        assert adapters.held == []
+
+    bounded(scene())
+
+
+def test_an_adapter_of_the_earlier_master_does_not_return_under_a_name_that_was_loaded_since(run, adapters, batch):
+    other = AdapterFiles("loaded", "/d/other", "def")
+
+    async def scene() -> None:
+        await run.ready(REQUEST)
+        await run.record()
+        assert (adapters.held, batch.adapters) == ([FILES], {"loaded": FILES})
+        adapters.loaded = {"loaded": other}
+        await run.record()
+        assert (adapters.held, batch.adapters) == ([], {"loaded": other})
+        adapters.loaded = {}
+        assert await run.ready(REQUEST) == REQUEST, "which the route refuses"
+        await run.record()
+        assert (adapters.held, batch.adapters) == ([], {})
+
+    bounded(scene())
+
+
+def test_adapters_that_cannot_be_recorded_fail_no_line(run, adapters, batch, monkeypatch, caplog):
+    other = AdapterFiles("other", "/d/other", "def")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def scene() -> None:
+        adapters.loaded = {"other": other}
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_store, "write_record", full)
+            await run.record()
+        assert batch.adapters == {"loaded": FILES}
+        assert "its adapters are not recorded: [Errno 28]" in caplog.text
+        await run.record()
+        assert batch.adapters == {"loaded": FILES, "other": other}
+
+    bounded(scene())

@@ -147,6 +147,30 @@ def test_an_adapter_is_loaded_again_once_for_all_of_its_requests(tmp_path, monke
     asyncio.run(play())
 
 
+def test_an_adapter_that_nobody_waits_for_is_not_tried_again(monkeypatch):
+    monkeypatch.setattr(restored_adapters, "RETRY_SECONDS", 0.001)
+
+    async def play() -> None:
+        restorer = Restorer(*[EngineUnavailableError("no pipeline serves")] * 1000)
+        restored, others = RestoredAdapters(restorer, lambda: False), asyncio.all_tasks()
+
+        async def hold() -> None:
+            async with restored.held("key", FILES):
+                pass
+
+        for _ in range(3):  # a later holder begins anew
+            holding, before = asyncio.create_task(hold()), len(restorer.calls)
+            while len(restorer.calls) < before + 3:
+                await asyncio.sleep(0.001)
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+        while asyncio.all_tasks() > others:
+            await asyncio.sleep(0.001)
+        assert len(restorer.calls) < 1000
+
+    asyncio.run(asyncio.wait_for(play(), SECONDS))
+
+
 REFUSED = "the adapter 'loaded' could not be loaded again after the master's end: "
 
 

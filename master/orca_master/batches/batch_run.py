@@ -109,8 +109,8 @@ class BatchRun:
                 ending = await self._send_lines(lines, answers)
             await threads.run(answers.sync)
         finally:
-            answers.close()
             await self._adapters.close()
+            answers.close()
         return ending
 
     async def _send_lines(self, lines: InputLines, answers: AnswerFiles) -> Status:
@@ -183,10 +183,13 @@ class BatchRun:
     async def _send(self, line: BatchLine) -> LineAnswer:
         """Return the answer to a line."""
         wait, endpoint = FIRST_WAIT_SECONDS, self._batch.endpoint
-        while (answer := await self._call(self.owner, endpoint, line.body)).status in RETRIED_STATUSES:
+        while True:
+            await self._adapters.record()
+            answer = await self._call(self.owner, endpoint, line.body)
+            if answer.status not in RETRIED_STATUSES:
+                return answer
             await asyncio.sleep(wait)
             wait = min(2 * wait, MOST_WAIT_SECONDS)
-        return answer
 
     async def _write(self, line: BatchLine | InvalidLine, answer: LineAnswer | None, answers: AnswerFiles) -> None:
         """Append the answer to a line; wait while the files of the batch's key, or of all, leave no room for it.

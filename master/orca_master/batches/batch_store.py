@@ -110,10 +110,11 @@ class BatchStore:
 
     async def set_adapters(self, batch: BatchRecord, adapters: dict[str, AdapterFiles]) -> None:
         """Store a batch with other adapters; do nothing if it has these. Raises OSError, and changes nothing then."""
+        if batch.adapters == adapters:
+            return
         async with self._turn:
-            if batch.adapters != adapters:
-                await self._write(replace(batch, adapters=adapters))
-                batch.adapters = adapters
+            await self._write(replace(batch, adapters=adapters))
+            batch.adapters = adapters
 
     async def _write(self, batch: BatchRecord) -> None:
         await self._threads.run(write_record, self._path(batch), batch.fields())

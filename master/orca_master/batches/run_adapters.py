@@ -1,8 +1,8 @@
 """`RunAdapters`: the adapters (LoRA) that the lines of a batch name as their model, also after the end of a master.
 
 Adapters that are loaded at run time are lost with the master. The record of a batch therefore has those of its owner,
-and the next master loads one again when the first line that is left names it, unless the owner has loaded an adapter of
-this name since.
+and the next master loads one again when the first line that is left names it, unless a model or an adapter is served
+to the owner under this name.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Container
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.input_lines import BatchLine, InvalidLine
 from orca_master.batches.records import BatchRecord
-from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.errors import AdapterLimitError, EngineUnavailableError, RequestError
 from orca_master.journal.records import AdapterFiles
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""While the engine has ended: then the server ends, too."""
+"""While other adapters leave no place for one, and while the engine has ended: then the server ends, too."""
 
 
 class LineAdapters(Protocol):
     """The adapters of the calls that send lines."""
 
+    def served_to(self, owner: str) -> Container[str]:
+        """Return the names that requests of an owner may use as their model."""
+
     def loaded_by(self, owner: str) -> dict[str, AdapterFiles]:
-        """Return the adapters that requests of an owner may use, by name, without those of the start."""
+        """Return the adapters that an owner has loaded at run time, by name."""
 
     def restored(self, owner: str, files: AdapterFiles) -> AbstractAsyncContextManager[None]:
         """Let the lines of an owner use an adapter by its name for the length of the block. At most one run per owner.
 
-        Raises RequestError if the adapter is refused, EngineUnavailableError when the engine has ended.
+        Raises AdapterLimitError, RequestError if the adapter is refused, EngineUnavailableError when the engine ends.
         """
 
 
@@ -44,38 +48,64 @@ class RunAdapters:
     def __init__(self, batch: BatchRecord, batches: BatchStore, adapters: LineAdapters, is_earlier: bool) -> None:
         self._batch, self._batches, self._adapters = batch, batches, adapters
         self._earlier = dict(batch.adapters) if is_earlier else {}
-        self._held = contextlib.AsyncExitStack()
-        self._refusals: dict[str, str | None] = {}
-        """By name of an adapter of the earlier master: why it is refused, None if it is loaded."""
+        """Those of earlier masters, without names under which the owner has loaded an adapter since."""
+        self._restored: dict[str, contextlib.AsyncExitStack] = {}
+        """By name: holds an adapter that was loaded again."""
+        self._refusals: dict[str, str] = {}
+        """By name: why an adapter is not loaded again."""
 
     async def ready(self, line: BatchLine) -> BatchLine | InvalidLine:
-        """Return a line when it can be sent, or its error if its adapter cannot be loaded again. Raises OSError."""
-        loaded = self._adapters.loaded_by(self._batch.owner)
-        await self._batches.set_adapters(self._batch, self._earlier | loaded)
-        if line.model not in self._earlier or line.model in loaded:
+        """Return a line when it can be sent, or its error if its adapter cannot be loaded again.
+
+        While no pipeline serves, or other adapters leave no place, it waits: to the end of the run at most.
+        """
+        name = line.model
+        await self._loaded()
+        if name not in self._earlier or name in self._adapters.served_to(self._batch.owner):
             return line
-        if line.model not in self._refusals:
-            self._refusals[line.model] = await self._restore(self._earlier[line.model])
-        refusal = self._refusals[line.model]
-        if refusal is None:
+        if name not in self._restored and name not in self._refusals:
+            await self._restore(self._earlier[name])
+        if name not in self._refusals:
             return line
-        message = f"model: the adapter {line.model!r} could not be loaded again after the master's end: {refusal}"
-        return InvalidLine(line.number, line.custom_id, message, "model_not_found")
+        message = f"model: the adapter {name!r} could not be loaded again after the master's end: "
+        return InvalidLine(line.number, line.custom_id, message + self._refusals[name], "model_not_found")
+
+    async def record(self) -> None:
+        """Record the adapters that a line may use which is sent now. If the disk fails, the next call tries again."""
+        adapters = self._earlier | await self._loaded()
+        try:
+            await self._batches.set_adapters(self._batch, adapters)
+        except OSError as error:
+            logger.warning("batch %s: its adapters are not recorded: %s", self._batch.id, error)
 
     async def close(self) -> None:
         """Let the adapters leave that were loaded again."""
-        await self._held.aclose()
+        for name in list(self._restored):
+            await self._restored.pop(name).aclose()
 
-    async def _restore(self, files: AdapterFiles) -> str | None:
-        """Load an adapter until `close`; return why it is refused, None if it is loaded."""
+    async def _loaded(self) -> dict[str, AdapterFiles]:
+        """Return the adapters that the owner has loaded; those of earlier masters lose these names."""
+        loaded = self._adapters.loaded_by(self._batch.owner)
+        for name in loaded.keys() & self._earlier.keys():
+            self._earlier.pop(name, None)
+            if name in self._restored:
+                await self._restored.pop(name).aclose()
+        return loaded
+
+    async def _restore(self, files: AdapterFiles) -> None:
+        """Load an adapter until `close`, or note why it is refused."""
         while True:
             try:
-                await self._held.enter_async_context(self._adapters.restored(self._batch.owner, files))
-                return None
-            except EngineUnavailableError:
-                await asyncio.sleep(RETRY_SECONDS)
+                async with contextlib.AsyncExitStack() as stack:
+                    await stack.enter_async_context(self._adapters.restored(self._batch.owner, files))
+                    self._restored[files.name] = stack.pop_all()
+                return
+            except (AdapterLimitError, EngineUnavailableError) as error:
+                logger.info("batch %s waits for the adapter %r: %s", self._batch.id, files.name, error)
             except Exception as error:
                 unexpected = not isinstance(error, RequestError)
                 text = "batch %s: adapter %r is not loaded again: %s"
                 logger.warning(text, self._batch.id, files.name, error, exc_info=unexpected)
-                return str(error)
+                self._refusals[files.name] = str(error)
+                return
+            await asyncio.sleep(RETRY_SECONDS)

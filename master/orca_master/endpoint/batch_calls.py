@@ -13,7 +13,7 @@ import contextlib
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import replace
 from typing import Any
 
@@ -71,11 +71,15 @@ class BatchCalls:
 
     def __init__(self, endpoint: Endpoint, restored: RestoredAdapters) -> None:
         config = replace(endpoint.config, request_timeout=None)
-        self._engine, self._restored = endpoint.engine, restored
+        self._engine, self._models, self._restored = endpoint.engine, endpoint.models, restored
         self._batch_engine = engine = BatchEngine(endpoint.engine)
         # The inner endpoint has a BodyChecker of its own: large bodies of batches delay no bodies of other clients.
         inner = Endpoint(config, engine, endpoint.codec, endpoint.template, store=endpoint.responses)
         self._app = create_generating_app(inner)
+
+    def served_to(self, owner: str) -> Container[str]:
+        """See LineAdapters."""
+        return self._models.numbers(owner)
 
     def loaded_by(self, owner: str) -> dict[str, AdapterFiles]:
         """See LineAdapters."""

@@ -85,3 +85,6 @@ class RestoredAdapters:
                 if self._is_stopped():
                     raise
             await asyncio.sleep(RETRY_SECONDS)
+            entry = self._entries.get((owner, files))
+            if entry is None or entry.loading is not asyncio.current_task():
+                raise EngineUnavailableError("nobody waits for the adapter any more")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from orca_contract.model_choices import MAX_ADAPTERS, MAX_NAME_LENGTH
 
-from orca_master.errors import RequestError
+from orca_master.errors import AdapterLimitError, RequestError
 
 NAME, PATH = "lora_name", "lora_path"
 """Fields of the bodies that load and unload adapters, with vLLM's names."""
@@ -89,21 +89,19 @@ class AdapterRegistry:
         return number <= self._num_at_start or (number in self._adapters and bool(self._adapters[number].digest))
 
     def begin(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
-        """Add an adapter that is being loaded; raise RequestError for a name or a number too many."""
-        self._check_number()
+        """Add an adapter that is being loaded; raise RequestError for a name, AdapterLimitError for one too many."""
+        self._check_number(owner)
         if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()):
             raise RequestError(f"{NAME}: 1 to {MAX_NAME_LENGTH} printable characters are expected", NAME)
         if name in self._reserved or any(entry.name == name and entry.has_name for entry in self.present):
             raise RequestError(
                 f"{NAME}: the name {name!r} is taken: choose another, or unload that adapter first", NAME
             )
-        if owner and sum(entry.owner == owner for entry in self.present) >= MAX_OF_ONE_KEY:
-            raise RequestError(f"{NAME}: one API key may have {MAX_OF_ONE_KEY} adapters at a time: unload one", NAME)
         return self._add(name, owner, folder, restored=False)
 
     def begin_restored(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
-        """Add an adapter that is being loaded again; raise RequestError for a number too many."""
-        self._check_number()
+        """Add an adapter that is being loaded again; raise AdapterLimitError for one too many."""
+        self._check_number(owner)
         return self._add(name, owner, folder, restored=True)
 
     def finish(self, number: int, digest: str) -> None:
@@ -136,12 +134,15 @@ class AdapterRegistry:
         self._last_number += 1
         return self._put(RuntimeAdapter(name, self._last_number, owner, folder, restored=restored))
 
-    def _check_number(self) -> None:
+    def _check_number(self, owner: str) -> None:
         if (count := self._num_at_start + len(self._adapters)) >= MAX_ADAPTERS:
-            raise RequestError(
+            raise AdapterLimitError(
                 f"{NAME}: {count} adapters are loaded or still in use, at most {MAX_ADAPTERS} are possible: unload one",
                 NAME,
             )
+        if owner and sum(entry.owner == owner for entry in self.present) >= MAX_OF_ONE_KEY:
+            text = f"{NAME}: one API key may have {MAX_OF_ONE_KEY} adapters at a time: unload one"
+            raise AdapterLimitError(text, NAME)
 
     def _put(self, adapter: RuntimeAdapter) -> RuntimeAdapter:
         self._adapters[adapter.number] = adapter
