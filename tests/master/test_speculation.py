@@ -8,13 +8,14 @@ from orca_master.engine.iteration_message import build_iteration
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.kv_ledger import PagedLedger
+from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.model_drafts import Guesses, ModelDrafts
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
-from orca_master.scheduling.speculation import MOST_ROWS, num_accepted
+from orca_master.scheduling.speculation import MOST_ROWS, draft, num_accepted
 
 PROMPT = (4, 5, 6, 7, 4, 5)
 
@@ -59,6 +60,18 @@ def test_a_draft_is_an_entry_per_token_with_the_new_blocks_at_the_last():
     assert scheduler.commit(batch, [7, 4, 5, 9, *[0] * 7]) == [(index, request) for index in range(4)]
     assert request.generated == [6, 7, 4, 5, 9]
     assert (request.num_computed, request.num_uncomputed) == (len(PROMPT) + 4, 1)
+
+
+@pytest.mark.parametrize(("acceptance", "has_drafts"), [(0.55, False), (0.7, True)])
+def test_an_iteration_has_drafts_only_if_they_save_more_than_look_ahead(acceptance, has_drafts):
+    scheduler, request = begun()
+    scheduler.draft_costs = DraftCosts(row=1.0)
+    assert isinstance(request.drafter, PromptLookup)
+    request.drafter.acceptance = acceptance
+    assert draft(request, 8, 1, scheduler.draft_costs), "the token alone would pay"
+    (entry,) = (batch := next_batch(scheduler)).requests
+    assert bool(entry.draft) == has_drafts
+    assert bool(look_ahead(scheduler, batch)) == (not has_drafts)
 
 
 @pytest.mark.parametrize(

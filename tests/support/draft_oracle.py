@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from orca_master.scheduling.batch import Batch
@@ -20,6 +21,9 @@ class DraftOracle(PromptLookup):
 
     def draft(self, threshold: float, most: int) -> tuple[int, ...]:
         return guess(self._request, self._answer, most)
+
+    def saved(self, count: int, costs: DraftCosts, rows: int) -> float:
+        return math.inf
 
 
 class ModelOracle(ModelDrafts):

@@ -25,6 +25,9 @@ class Drafter(Protocol):
     def draft(self, threshold: float, most: int) -> tuple[int, ...]:
         """Return up to `most` tokens, each expected to be accepted with a probability of `threshold` at least."""
 
+    def saved(self, count: int, costs: DraftCosts, rows: int) -> float:
+        """Return the time that a draft of `count` tokens is expected to save; infinity if it has been paid for."""
+
     def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """Return how many tokens, up to `most`, the draft model is to draft beside `rows` rows.
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from orca_master.scheduling.batch import Batch, Proposal, Selection
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
-from orca_master.scheduling.speculation import draft, num_wanted, room_for_drafts
+from orca_master.scheduling.speculation import num_wanted, pay, room_for_drafts
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
@@ -55,7 +55,7 @@ def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:
     config, rows = scheduler.config, len(staying)
     budget = None if config.token_budget is None else config.token_budget - rows
     most, costs = min(config.speculative_tokens, room_for_drafts(rows, budget)), scheduler.draft_costs
-    return most > 0 and any(
-        draft(request, min(most, request.num_left - 2), rows, costs) or num_wanted(request, 1, most, rows, costs)
-        for request in staying
+    return most > 0 and (
+        pay([(request, min(most, request.num_left - 2)) for request in staying], rows, costs)
+        or any(num_wanted(request, 1, most, rows, costs) for request in staying)
     )

@@ -7,6 +7,7 @@ drafts do not pay, one request after another has a token drafted now and then (`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from orca_master.scheduling.draft_costs import DraftCosts
@@ -79,6 +80,10 @@ class ModelDrafts:
     def draft(self, threshold: float, most: int) -> tuple[int, ...]:
         """See Drafter. The first token of a draft that was wanted is computed: without it nothing would be learned."""
         return self._drafted[: max(min(1, most), num_likely(self.acceptance, threshold, most))]
+
+    def saved(self, count: int, costs: DraftCosts, rows: int) -> float:
+        """See Drafter: the draft model has computed the draft, and without it nothing would be learned."""
+        return math.inf
 
     def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """See Drafter."""

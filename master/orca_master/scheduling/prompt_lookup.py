@@ -60,6 +60,10 @@ class PromptLookup:
         following = array("I", bytes(self._bytes[self._start : self._start + count * _SIZE]))
         return tuple(following[index % len(following)] for index in range(count))
 
+    def saved(self, count: int, costs: DraftCosts, rows: int) -> float:
+        """See Drafter."""
+        return costs.gain(count, self.acceptance, rows)[1]
+
     def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """See Drafter: none, there is no draft model."""
         return 0

@@ -11,7 +11,8 @@ with rejection sampling's probabilities for a draft that is a single token (Levi
 Keys and values of rejected tokens stay in slots behind the valid ones. The next iterations write each slot before they
 read the slot.
 
-Which tokens are worth their time is decided by measured costs (draft_costs.py).
+Which tokens are worth their time is decided by measured costs (draft_costs.py). An iteration has drafts only if they
+save more together than look-ahead would.
 """
 
 from __future__ import annotations
@@ -41,6 +42,18 @@ def draft(request: Request, most: int, rows: int, costs: DraftCosts) -> tuple[in
     return request.drafter.draft(costs.least_acceptance(rows), most)
 
 
+def pay(most_of: Sequence[tuple[Request, int]], rows: int, costs: DraftCosts) -> bool:
+    """Return True if the drafts of an iteration save more time than look-ahead (lookahead.py), which they prevent.
+
+    `most_of`: the requests of the iteration, each with the most tokens of its draft.
+    """
+    saved = 0.0
+    for request, most in most_of:
+        if request.drafter is not None and (drafted := draft(request, most, rows, costs)):
+            saved += request.drafter.saved(len(drafted), costs, rows)
+    return saved > costs.look_ahead(rows)
+
+
 def num_wanted(request: Request, num_drafted: int, most: int, rows: int, costs: DraftCosts) -> int:
     """Return how many tokens, up to `most`, the draft model is to draft for a request at the end of an iteration.
 
@@ -60,12 +73,16 @@ def with_drafts(batch: Sequence[Selection], room: Room, most: int, costs: DraftC
     """
     rows, selections = len(batch), list[Selection]()
     num_rows = sum(selection.num_tokens for selection in batch)
+    most_drafted = min(most, room_for_drafts(num_rows, room.num_tokens))
+    answering = [(selection.request, most_drafted) for selection in batch if selection.request.is_answering]
+    has_drafts = pay(answering, rows, costs)
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
         drafted, wanted = tuple[int, ...](), 0
         if request.is_answering:
-            drafted = room.hold_draft(request, draft(request, min(most, left), rows, costs))
+            if has_drafts:
+                drafted = room.hold_draft(request, draft(request, min(most, left), rows, costs))
             wanted = num_wanted(request, len(drafted), min(most, left), rows, costs)
             wanted = room.hold_slots(request, request.num_tokens + len(drafted), wanted)
         num_rows += len(drafted)
