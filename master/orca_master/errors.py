@@ -6,6 +6,9 @@ OpenAI's error shape (application.py).
 
 from __future__ import annotations
 
+ADAPTER_LIMIT = "adapter_limit"
+"""Code of a RequestError: as many adapters are loaded as the server, or one API key, may have. Others may leave."""
+
 
 class ConfigurationError(Exception):
     """An invalid flag, file or model; the message names it and the remedy."""
@@ -21,10 +24,6 @@ class RequestError(Exception):
         super().__init__(message)
         self.field = field
         self.code = code
-
-
-class AdapterLimitError(RequestError):
-    """As many adapters are loaded as the server, or one API key, may have (HTTP 400); others may be unloaded."""
 
 
 class ModelNotFoundError(Exception):

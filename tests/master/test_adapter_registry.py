@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from orca_master.engine.adapter_registry import AdapterRegistry, ServedAdapter
-from orca_master.errors import AdapterLimitError, RequestError
+from orca_master.errors import ADAPTER_LIMIT, RequestError
 
 
 def registry() -> AdapterRegistry:
@@ -67,8 +67,9 @@ def test_the_number_of_adapters_is_bounded_with_those_that_load_and_leave():
         ready(made, str(index))
     made.begin("loading", "", "/d/x")
     made.leave("0", "")
-    with pytest.raises(RequestError, match="64 adapters are loaded or still in use, at most 64"):
+    with pytest.raises(RequestError, match="64 adapters are loaded or still in use, at most 64") as refused:
         made.begin("more", "", "/d/x")
+    assert refused.value.code == ADAPTER_LIMIT
     made.remove(3)
     assert made.begin("more", "", "/d/x").number == 65
 
@@ -79,8 +80,9 @@ def test_one_key_leaves_room_for_the_others():
         ready(made, str(index), "a")
     with pytest.raises(RequestError, match="one API key may have 32 adapters at a time"):
         made.begin("more", "a", "/d/x")
-    with pytest.raises(AdapterLimitError):  # those that are loaded again count, too
+    with pytest.raises(RequestError) as refused:  # those that are loaded again count, too
         made.begin_restored("more", "a", "/d/x")
+    assert refused.value.code == ADAPTER_LIMIT
     assert made.begin_restored("more", "b", "/d/x").number == 35
     made.remove(3)
     assert made.begin("again", "a", "/d/x").number == 36

@@ -20,7 +20,7 @@ from orca_master.batches.run_adapters import RunAdapters
 from orca_master.endpoint.api_keys import digest
 from orca_master.engine.adapter_registry import OFF, ServedAdapter
 from orca_master.engine.engine_client import EngineStatus
-from orca_master.errors import AdapterLimitError, EngineUnavailableError, RequestError
+from orca_master.errors import ADAPTER_LIMIT, EngineUnavailableError, RequestError
 from orca_master.journal.records import AdapterFiles
 from support.adapter_restorer import FILES, LOADED, RESTORED_NUMBER, Restorer
 from support.batches import GatedEngine, Server, created, ended, line, lines_of, play, servers, upload
@@ -260,7 +260,9 @@ def bounded(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 60))
 
 
-@pytest.mark.parametrize("error", [EngineUnavailableError("the server ends"), AdapterLimitError("64 are loaded")])
+@pytest.mark.parametrize(
+    "error", [EngineUnavailableError("the server ends"), RequestError("64 are loaded", code=ADAPTER_LIMIT)]
+)
 def test_a_line_waits_while_its_adapter_cannot_be_loaded(run, adapters, error, monkeypatch):
     monkeypatch.setattr(run_adapters, "RETRY_SECONDS", 0.001)
     adapters.errors = [error] * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_master.engine.iteration_message import build_iteration
@@ -15,12 +17,12 @@ from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
-from orca_master.scheduling.speculation import MOST_ROWS, draft, num_accepted
+from orca_master.scheduling.speculation import MOST_ROWS, draft, num_accepted, pay
 
 PROMPT = (4, 5, 6, 7, 4, 5)
 
 
-def begun(num_blocks: int = 9, most: int = 8, max_gen_tokens: int = 30, **limits: int) -> tuple[Scheduler, Request]:
+def begun(num_blocks: int = 9, most: int = 8, max_gen_tokens: int = 30, **limits: Any) -> tuple[Scheduler, Request]:
     """Return a scheduler and a request that has generated the token 6, so that 7, 4, 5, 6, … are its draft."""
     scheduler = Scheduler(SchedulerConfig(**{"max_batch_size": 4, **limits}, n_workers=1, speculative_tokens=most),
                           RequestPool(9, 999))  # fmt: skip
@@ -62,9 +64,9 @@ def test_a_draft_is_an_entry_per_token_with_the_new_blocks_at_the_last():
     assert (request.num_computed, request.num_uncomputed) == (len(PROMPT) + 4, 1)
 
 
-@pytest.mark.parametrize(("acceptance", "has_drafts"), [(0.55, False), (0.7, True)])
+@pytest.mark.parametrize(("acceptance", "has_drafts"), [(0.55, False), (0.62, True)])
 def test_an_iteration_has_drafts_only_if_they_save_more_than_look_ahead(acceptance, has_drafts):
-    scheduler, request = begun()
+    scheduler, request = begun(looks_ahead=True)
     scheduler.draft_costs = DraftCosts(row=1.0)
     assert isinstance(request.drafter, PromptLookup)
     request.drafter.acceptance = acceptance
@@ -72,6 +74,15 @@ def test_an_iteration_has_drafts_only_if_they_save_more_than_look_ahead(acceptan
     (entry,) = (batch := next_batch(scheduler)).requests
     assert bool(entry.draft) == has_drafts
     assert bool(look_ahead(scheduler, batch)) == (not has_drafts)
+
+
+def test_drafts_save_what_all_requests_save_within_their_common_room():
+    _, request = begun()
+    costs = DraftCosts(row=0.05)
+    entries = [(request, 8)] * 16
+    assert pay(entries, 48, 16, costs, looks_ahead=True)
+    assert not pay(entries, 1, 16, costs, looks_ahead=True), "a draft of one token"
+    assert pay(entries, 1, 16, costs, looks_ahead=False)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ struct MapCall {
   const T *bias;      // [outputs], or null
   const T *residual;  // [rows, outputs], or null
   T *y;               // [rows, outputs], or null
-  T *activated;       // [rows, outputs], becomes GeLU of y before it is rounded; or null
+  T *activated;       // [rows, outputs], becomes GeLU of the product and its bias, before rounding; or null
   int64_t rows, inputs, outputs;
 };
 

@@ -31,7 +31,7 @@ class PackedLinear:
         return self._pointwise(x, self._weight, self._bias, "gelu", [], "tanh")
 
     def with_gelu_tanh(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See LinearMap."""
+        """See LinearMap: two products."""
         return self(x), self.gelu_tanh(x)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Protocol
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.input_lines import BatchLine, InvalidLine
 from orca_master.batches.records import BatchRecord
-from orca_master.errors import AdapterLimitError, EngineUnavailableError, RequestError
+from orca_master.errors import ADAPTER_LIMIT, EngineUnavailableError, RequestError
 from orca_master.journal.records import AdapterFiles
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ class LineAdapters(Protocol):
     def restored(self, owner: str, files: AdapterFiles) -> AbstractAsyncContextManager[None]:
         """Let the lines of an owner use an adapter by its name for the length of the block. At most one run per owner.
 
-        Raises AdapterLimitError, RequestError if the adapter is refused, EngineUnavailableError when the engine ends.
+        Raises RequestError if the adapter is refused, with the code ADAPTER_LIMIT while it has no place, and
+        EngineUnavailableError when the engine has ended.
         """
 
 
@@ -100,12 +101,18 @@ class RunAdapters:
                     await stack.enter_async_context(self._adapters.restored(self._batch.owner, files))
                     self._restored[files.name] = stack.pop_all()
                 return
-            except (AdapterLimitError, EngineUnavailableError) as error:
-                logger.info("batch %s waits for the adapter %r: %s", self._batch.id, files.name, error)
             except Exception as error:
-                unexpected = not isinstance(error, RequestError)
-                text = "batch %s: adapter %r is not loaded again: %s"
-                logger.warning(text, self._batch.id, files.name, error, exc_info=unexpected)
-                self._refusals[files.name] = str(error)
-                return
+                if not _passes(error):
+                    unexpected = not isinstance(error, RequestError)
+                    text = "batch %s: adapter %r is not loaded again: %s"
+                    logger.warning(text, self._batch.id, files.name, error, exc_info=unexpected)
+                    self._refusals[files.name] = str(error)
+                    return
+                logger.info("batch %s waits for the adapter %r: %s", self._batch.id, files.name, error)
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def _passes(error: Exception) -> bool:
+    """Return True for an error after which another attempt may succeed."""
+    is_full = isinstance(error, RequestError) and error.code == ADAPTER_LIMIT
+    return is_full or isinstance(error, EngineUnavailableError)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from orca_contract.model_choices import MAX_ADAPTERS, MAX_NAME_LENGTH
 
-from orca_master.errors import AdapterLimitError, RequestError
+from orca_master.errors import ADAPTER_LIMIT, RequestError
 
 NAME, PATH = "lora_name", "lora_path"
 """Fields of the bodies that load and unload adapters, with vLLM's names."""
@@ -89,7 +89,7 @@ class AdapterRegistry:
         return number <= self._num_at_start or (number in self._adapters and bool(self._adapters[number].digest))
 
     def begin(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
-        """Add an adapter that is being loaded; raise RequestError for a name, AdapterLimitError for one too many."""
+        """Add an adapter that is being loaded; raise RequestError for its name, with ADAPTER_LIMIT for one too many."""
         self._check_number(owner)
         if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()):
             raise RequestError(f"{NAME}: 1 to {MAX_NAME_LENGTH} printable characters are expected", NAME)
@@ -100,7 +100,7 @@ class AdapterRegistry:
         return self._add(name, owner, folder, restored=False)
 
     def begin_restored(self, name: str, owner: str, folder: str) -> RuntimeAdapter:
-        """Add an adapter that is being loaded again; raise AdapterLimitError for one too many."""
+        """Add an adapter that is being loaded again; raise RequestError with ADAPTER_LIMIT for one too many."""
         self._check_number(owner)
         return self._add(name, owner, folder, restored=True)
 
@@ -136,13 +136,14 @@ class AdapterRegistry:
 
     def _check_number(self, owner: str) -> None:
         if (count := self._num_at_start + len(self._adapters)) >= MAX_ADAPTERS:
-            raise AdapterLimitError(
+            raise RequestError(
                 f"{NAME}: {count} adapters are loaded or still in use, at most {MAX_ADAPTERS} are possible: unload one",
                 NAME,
+                ADAPTER_LIMIT,
             )
         if owner and sum(entry.owner == owner for entry in self.present) >= MAX_OF_ONE_KEY:
             text = f"{NAME}: one API key may have {MAX_OF_ONE_KEY} adapters at a time: unload one"
-            raise AdapterLimitError(text, NAME)
+            raise RequestError(text, NAME, ADAPTER_LIMIT)
 
     def _put(self, adapter: RuntimeAdapter) -> RuntimeAdapter:
         self._adapters[adapter.number] = adapter

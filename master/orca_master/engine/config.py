@@ -129,4 +129,5 @@ class EngineConfig:
             keeps_spare_iteration=self.lookahead
             and topology.pipeline_parallel_size > 1
             and self.scheduling_policy == "fcfs",
+            looks_ahead=self.lookahead and topology.pipeline_parallel_size == 1,
         )

@@ -51,7 +51,7 @@ class Dispatcher:
         self._masks = masks
         self._observer = observer
         # The rank that sampled a token reads it as input: only with one partition.
-        self._looks_ahead = config.lookahead and scheduler.config.n_workers == 1
+        self._looks_ahead = scheduler.config.looks_ahead
         self._target_itl = config.target_itl
 
     def dispatch(self) -> None:

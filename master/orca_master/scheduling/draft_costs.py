@@ -12,8 +12,9 @@ from dataclasses import dataclass
 ROW_COST = STEP_COST = 0.1
 """Before they have been measured."""
 LEAST_ACCEPTANCE = 0.25
+"""Where rows are nearly free: guesses that are seldom right would be computed for nothing."""
 LOOK_AHEAD = 0.08
-"""What look-ahead (lookahead.py) saves, in parts of an iteration: the worker's wait for the master. Measured: 0.07 with
+"""What look-ahead (lookahead.py) saves, in parts of an iteration: the worker's wait for the master. Measured: 0.06 with
 16 requests, 0.11 with one (docs/benchmarks)."""
 
 

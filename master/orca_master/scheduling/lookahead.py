@@ -54,8 +54,9 @@ def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:
     """Return True if one of these requests, the next batch, would be drafted on if its token in flight were known."""
     config, rows = scheduler.config, len(staying)
     budget = None if config.token_budget is None else config.token_budget - rows
-    most, costs = min(config.speculative_tokens, room_for_drafts(rows, budget)), scheduler.draft_costs
+    room, costs = room_for_drafts(rows, budget), scheduler.draft_costs
+    most = min(config.speculative_tokens, room)
     return most > 0 and (
-        pay([(request, min(most, request.num_left - 2)) for request in staying], rows, costs)
+        pay([(request, min(most, request.num_left - 2)) for request in staying], room, rows, costs, config.looks_ahead)
         or any(num_wanted(request, 1, most, rows, costs) for request in staying)
     )

@@ -178,7 +178,7 @@ class Scheduler:
             room.compute(request, start, num_tokens)
             batch.append(Selection(request, num_tokens, num_shared_blocks))
         if self.config.speculative_tokens:
-            batch = with_drafts(batch, room, self.config.speculative_tokens, self.draft_costs)
+            batch = with_drafts(batch, room, self.config, self.draft_costs)
         return Proposal(tuple(batch), tuple(room.preempted) if batch else (), room.is_full)
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:

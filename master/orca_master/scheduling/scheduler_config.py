@@ -10,7 +10,7 @@ class SchedulerConfig:
     """Options of the scheduler. `token_budget` is in input tokens per iteration, None for no limit.
 
     `speculative_tokens`: most drafted tokens of a request in an iteration, 0 for none; `has_draft_model`: who drafts.
-    `keeps_spare_iteration`: see spare_iteration.py.
+    `keeps_spare_iteration`: see spare_iteration.py. `looks_ahead`: see lookahead.py.
     """
 
     max_batch_size: int
@@ -20,6 +20,7 @@ class SchedulerConfig:
     speculative_tokens: int = 0
     has_draft_model: bool = False
     keeps_spare_iteration: bool = False
+    looks_ahead: bool = False
 
     @property
     def batch_size(self) -> int:

@@ -11,8 +11,8 @@ with rejection sampling's probabilities for a draft that is a single token (Levi
 Keys and values of rejected tokens stay in slots behind the valid ones. The next iterations write each slot before they
 read the slot.
 
-Which tokens are worth their time is decided by measured costs (draft_costs.py). An iteration has drafts only if they
-save more together than look-ahead would.
+Which tokens are worth their time is decided by measured costs (draft_costs.py). An iteration repeats tokens
+only if that saves more, for all requests together, than look-ahead would.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orca_master.scheduling.batch import Selection
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.room import Room
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 
 MOST_ROWS = 64
 """Of an iteration with drafts."""
@@ -42,16 +43,17 @@ def draft(request: Request, most: int, rows: int, costs: DraftCosts) -> tuple[in
     return request.drafter.draft(costs.least_acceptance(rows), most)
 
 
-def pay(most_of: Sequence[tuple[Request, int]], rows: int, costs: DraftCosts) -> bool:
+def pay(most_of: Sequence[tuple[Request, int]], room: int, rows: int, costs: DraftCosts, looks_ahead: bool) -> bool:
     """Return True if the drafts of an iteration save more time than look-ahead (lookahead.py), which they prevent.
 
-    `most_of`: the requests of the iteration, each with the most tokens of its draft.
+    `most_of`: the requests of the iteration, each with the most tokens of its draft; all have `room` together.
     """
     saved = 0.0
     for request, most in most_of:
-        if request.drafter is not None and (drafted := draft(request, most, rows, costs)):
+        if request.drafter is not None and (drafted := draft(request, min(most, room), rows, costs)):
             saved += request.drafter.saved(len(drafted), costs, rows)
-    return saved > costs.look_ahead(rows)
+            room -= len(drafted)
+    return saved > (costs.look_ahead(rows) if looks_ahead else 0.0)
 
 
 def num_wanted(request: Request, num_drafted: int, most: int, rows: int, costs: DraftCosts) -> int:
@@ -66,16 +68,16 @@ def num_wanted(request: Request, num_drafted: int, most: int, rows: int, costs: 
     return request.drafter.wanted(costs, rows, most, request.num_left)
 
 
-def with_drafts(batch: Sequence[Selection], room: Room, most: int, costs: DraftCosts) -> list[Selection]:
-    """Return the selections of a batch, with drafts of at most `most` tokens for which it has tokens and blocks left.
+def with_drafts(batch: Sequence[Selection], room: Room, config: SchedulerConfig, costs: DraftCosts) -> list[Selection]:
+    """Return the selections of a batch, with the drafts that pay and for which it has tokens and blocks left.
 
     Drafts preempt nobody.
     """
+    most = config.speculative_tokens
     rows, selections = len(batch), list[Selection]()
     num_rows = sum(selection.num_tokens for selection in batch)
-    most_drafted = min(most, room_for_drafts(num_rows, room.num_tokens))
-    answering = [(selection.request, most_drafted) for selection in batch if selection.request.is_answering]
-    has_drafts = pay(answering, rows, costs)
+    answering = [(selection.request, most) for selection in batch if selection.request.is_answering]
+    has_drafts = pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs, config.looks_ahead)
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
