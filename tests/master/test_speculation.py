@@ -17,7 +17,7 @@ from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
-from orca_master.scheduling.speculation import MOST_ROWS, draft, num_accepted, pay
+from orca_master.scheduling.speculation import MOST_ROWS, draft, drafts_pay, num_accepted
 
 PROMPT = (4, 5, 6, 7, 4, 5)
 
@@ -80,9 +80,9 @@ def test_drafts_save_what_all_requests_save_within_their_common_room():
     _, request = begun()
     costs = DraftCosts(row=0.05)
     entries = [(request, 8)] * 16
-    assert pay(entries, 48, 16, costs, looks_ahead=True)
-    assert not pay(entries, 1, 16, costs, looks_ahead=True), "a draft of one token"
-    assert pay(entries, 1, 16, costs, looks_ahead=False)
+    assert drafts_pay(entries, 48, 16, costs, looks_ahead=True)
+    assert not drafts_pay(entries, 1, 16, costs, looks_ahead=True), "a draft of one token"
+    assert drafts_pay(entries, 1, 16, costs, looks_ahead=False)
 
 
 @pytest.mark.parametrize(

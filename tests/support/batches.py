@@ -86,7 +86,7 @@ class Server:
         """Run the server; the client is that of the key `one`."""
         endpoint = self.scripted.endpoint
         calls = BatchCalls(endpoint, RestoredAdapters(self._restorer, lambda: endpoint.generator.is_stopped))
-        async with self.scripted.template, open_batches(self.config, calls.call, calls) as self.batches:
+        async with self.scripted.template, open_batches(self.config, calls) as self.batches:
             endpoint.batches = self.batches
             self.batches.start()
             self.transport = httpx.ASGITransport(create_app(endpoint))

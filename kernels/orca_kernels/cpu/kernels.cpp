@@ -102,7 +102,7 @@ ORCA_DEFINE_ATTENTION(bfloat16, orca::BFloat16, AttentionItem<orca::BFloat16>)
 #define ORCA_DEFINE_LINEAR(name, T, Call)                                                                             \
   ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const T *bias, const T *residual, T *y,     \
                                       T *activated, int64_t rows, int64_t inputs, int64_t outputs) {                  \
-    orca::linear(orca::Call{{x, bias, residual, y, activated, rows, inputs, outputs}, panels});                  \
+    orca::linear(orca::Call{{x, bias, residual, y, activated, rows, inputs, outputs}, panels});                       \
   }                                                                                                                   \
   ORCA_EXPORT void orca_low_rank_##name(const T *x, const int64_t *adapters, const orca::LowRankFactors *factors,     \
                                         T *y, T *activated, int64_t rows, int64_t inputs, int64_t outputs,            \
@@ -145,7 +145,7 @@ ORCA_DEFINE_RUN(pack_groups)
       const T *x, const orca::Format::Word *panels, const float *scales, const float *zeros, const T *bias,           \
       const T *residual, T *y, T *activated, int64_t rows, int64_t inputs, int64_t outputs, int64_t group) {          \
     orca::linear(orca::QuantizedCall<T, orca::Format>{                                                                \
-        {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                \
+        {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                     \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##format##_##name)
 
@@ -169,7 +169,7 @@ ORCA_DEFINE_QUANTIZED(int4, Int4)
                                       const T *bias, const T *residual, T *y, T *activated, int64_t rows,             \
                                       int64_t inputs, int64_t outputs, int64_t group) {                               \
     orca::linear<orca::GroupedIntegerCall<T>, orca::GroupedIntegerBlocks<T, orca::Products>>(                         \
-        {{x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});               \
+        {{x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                    \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##name)
 
@@ -193,7 +193,7 @@ ORCA_DEFINE_RUN(pack_w8a8)
                                       const T *residual, T *y, T *activated, int64_t rows, int64_t inputs,            \
                                       int64_t outputs) {                                                              \
     const orca::IntegerCall<T> call{                                                                                  \
-        {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales};                               \
+        {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales};                                    \
     orca::linear<orca::Call<T>, orca::__VA_ARGS__>(orca::Call<T>{call});                                              \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##name)

@@ -11,8 +11,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.batch_store import BatchStore
@@ -21,7 +20,7 @@ from orca_master.batches.file_store import FileStore
 from orca_master.batches.input_lines import BatchLine, InputLines, InvalidLine
 from orca_master.batches.places import Places
 from orca_master.batches.records import BatchRecord, FileRecord, Status
-from orca_master.batches.run_adapters import RunAdapters
+from orca_master.batches.run_adapters import LineAdapters, RunAdapters
 from orca_master.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -46,12 +45,15 @@ class LineAnswer(NamedTuple):
     body: bytes
 
 
-Call = Callable[[str, str, bytes], Awaitable[LineAnswer]]
-"""Sends a request: owner, route and body."""
+class LineCalls(LineAdapters, Protocol):
+    """Sends the requests of lines."""
+
+    async def call(self, owner: str, path: str, body: bytes) -> LineAnswer:
+        """Send `body` to a route as the owner of a key; cancellation is the client's disconnection."""
 
 
 class BatchRun:
-    """Answers `batch`; `call` sends the request of a line, while it has its places.
+    """Answers `batch`; `calls` sends the request of a line, while it has its places. `adapters`: those of the lines.
 
     `cancelled`: set to end the batch with its answers so far.
     """
@@ -62,12 +64,12 @@ class BatchRun:
         files: FileStore,
         batches: BatchStore,
         config: BatchConfig,
-        call: Call,
+        calls: LineCalls,
         places: Places,
         adapters: RunAdapters,
     ) -> None:
         self._places, self._adapters = places, adapters
-        self._batch, self._files, self._batches, self._config, self._call = batch, files, batches, config, call
+        self._batch, self._files, self._batches, self._config, self._calls = batch, files, batches, config, calls
         self.owner = batch.owner
         self.cancelled = asyncio.Event()
 
@@ -185,7 +187,7 @@ class BatchRun:
         wait, endpoint = FIRST_WAIT_SECONDS, self._batch.endpoint
         while True:
             await self._adapters.record()
-            answer = await self._call(self.owner, endpoint, line.body)
+            answer = await self._calls.call(self.owner, endpoint, line.body)
             if answer.status not in RETRIED_STATUSES:
                 return answer
             await asyncio.sleep(wait)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Container
+from collections.abc import Collection, Container
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class RunAdapters:
         While no pipeline serves, or other adapters leave no place, it waits: to the end of the run at most.
         """
         name = line.model
-        await self._loaded()
+        await self._forget(self._adapters.loaded_by(self._batch.owner))
         if name not in self._earlier or name in self._adapters.served_to(self._batch.owner):
             return line
         if name not in self._restored and name not in self._refusals:
@@ -73,9 +73,10 @@ class RunAdapters:
 
     async def record(self) -> None:
         """Record the adapters that a line may use which is sent now. If the disk fails, the next call tries again."""
-        adapters = self._earlier | await self._loaded()
+        loaded = self._adapters.loaded_by(self._batch.owner)
+        await self._forget(loaded)
         try:
-            await self._batches.set_adapters(self._batch, adapters)
+            await self._batches.set_adapters(self._batch, self._earlier | loaded)
         except OSError as error:
             logger.warning("batch %s: its adapters are not recorded: %s", self._batch.id, error)
 
@@ -84,35 +85,36 @@ class RunAdapters:
         for name in list(self._restored):
             await self._restored.pop(name).aclose()
 
-    async def _loaded(self) -> dict[str, AdapterFiles]:
-        """Return the adapters that the owner has loaded; those of earlier masters lose these names."""
-        loaded = self._adapters.loaded_by(self._batch.owner)
-        for name in loaded.keys() & self._earlier.keys():
+    async def _forget(self, names: Collection[str]) -> None:
+        """Forget the adapters of earlier masters with these names."""
+        for name in self._earlier.keys() & set(names):
             self._earlier.pop(name, None)
             if name in self._restored:
                 await self._restored.pop(name).aclose()
-        return loaded
 
     async def _restore(self, files: AdapterFiles) -> None:
         """Load an adapter until `close`, or note why it is refused."""
         while True:
+            stack = contextlib.AsyncExitStack()
             try:
-                async with contextlib.AsyncExitStack() as stack:
-                    await stack.enter_async_context(self._adapters.restored(self._batch.owner, files))
-                    self._restored[files.name] = stack.pop_all()
+                await stack.enter_async_context(self._adapters.restored(self._batch.owner, files))
+                self._restored[files.name] = stack
                 return
             except Exception as error:
-                if not _passes(error):
-                    unexpected = not isinstance(error, RequestError)
-                    text = "batch %s: adapter %r is not loaded again: %s"
-                    logger.warning(text, self._batch.id, files.name, error, exc_info=unexpected)
-                    self._refusals[files.name] = str(error)
+                if not _may_pass(error):
+                    self._refuse(files.name, error)
                     return
                 logger.info("batch %s waits for the adapter %r: %s", self._batch.id, files.name, error)
             await asyncio.sleep(RETRY_SECONDS)
 
+    def _refuse(self, name: str, error: Exception) -> None:
+        self._refusals[name] = str(error)
+        unexpected = not isinstance(error, RequestError)
+        text = "batch %s: adapter %r is not loaded again: %s"
+        logger.warning(text, self._batch.id, name, error, exc_info=unexpected)
 
-def _passes(error: Exception) -> bool:
+
+def _may_pass(error: Exception) -> bool:
     """Return True for an error after which another attempt may succeed."""
     is_full = isinstance(error, RequestError) and error.code == ADAPTER_LIMIT
     return is_full or isinstance(error, EngineUnavailableError)

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 
-from orca_master.batches.batch_run import BatchRun, Call
+from orca_master.batches.batch_run import BatchRun, LineCalls
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.file_store import FileStore
 from orca_master.batches.places import Places
 from orca_master.batches.records import BatchRecord
-from orca_master.batches.run_adapters import LineAdapters, RunAdapters
+from orca_master.batches.run_adapters import RunAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +22,13 @@ MOST_AT_A_TIME = 16
 
 
 class BatchRunner:
-    """Answers batches until it is cancelled. `call` sends a request of a line, which may name one of `adapters`.
+    """Answers batches until it is cancelled. `calls` sends the requests of lines.
 
     At most `config.concurrency` choices are generated at a time. The waiting lines of all batches take turns.
     """
 
-    def __init__(
-        self, files: FileStore, batches: BatchStore, config: BatchConfig, call: Call, adapters: LineAdapters
-    ) -> None:
-        self._files, self._batches, self._config = files, batches, config
-        self._call, self._adapters = call, adapters
+    def __init__(self, files: FileStore, batches: BatchStore, config: BatchConfig, calls: LineCalls) -> None:
+        self._files, self._batches, self._config, self._calls = files, batches, config, calls
         self._wake = asyncio.Event()
         self.places = Places(config.concurrency)
         self._runs: dict[str, BatchRun] = {}
@@ -90,8 +87,8 @@ class BatchRunner:
         return batches
 
     def _run_of(self, batch: BatchRecord) -> BatchRun:
-        adapters = RunAdapters(batch, self._batches, self._adapters, batch.id in self._batches.earlier)
-        return BatchRun(batch, self._files, self._batches, self._config, self._call, self.places, adapters)
+        adapters = RunAdapters(batch, self._batches, self._calls, batch.id in self._batches.earlier)
+        return BatchRun(batch, self._files, self._batches, self._config, self._calls, self.places, adapters)
 
     async def _finish(self, batch: BatchRecord, run: BatchRun) -> None:
         try:

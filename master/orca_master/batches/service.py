@@ -7,13 +7,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 
-from orca_master.batches.batch_run import FILES_PER_BATCH, Call
+from orca_master.batches.batch_run import FILES_PER_BATCH, LineCalls
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk_threads import DiskThreads
 from orca_master.batches.file_store import FileStore
 from orca_master.batches.records import BatchRecord, FileRecord
-from orca_master.batches.run_adapters import LineAdapters
 from orca_master.batches.runner import BatchRunner
 from orca_master.errors import ConfigurationError
 from orca_master.journal.folder_lock import lock_folder
@@ -24,12 +23,12 @@ OPTION = "--batch-directory"
 class Batches:
     """Files, batches and their runner. Use `open_batches`."""
 
-    def __init__(self, config: BatchConfig, call: Call, adapters: LineAdapters) -> None:
-        self.config, self._adapters = config, adapters
+    def __init__(self, config: BatchConfig, calls: LineCalls) -> None:
+        self.config, self._calls = config, calls
         self.threads = DiskThreads()
         self.files = FileStore(config, self.threads)
         self.batches = BatchStore(config, self.threads)
-        self.runner = BatchRunner(self.files, self.batches, config, call, adapters)
+        self.runner = BatchRunner(self.files, self.batches, config, calls)
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -58,7 +57,7 @@ class Batches:
 
     async def create(self, owner: str, endpoint: str, file: FileRecord, metadata: dict[str, str]) -> BatchRecord:
         """Store a new batch and begin it; raise RequestError at a limit, OSError if it cannot be stored."""
-        batch = self.batches.new(owner, endpoint, file, metadata, self._adapters.loaded_by(owner))
+        batch = self.batches.new(owner, endpoint, file, metadata, self._calls.loaded_by(owner))
         self.files.places.take(owner, FILES_PER_BATCH)
         try:
             await self.batches.create(batch)
@@ -75,9 +74,9 @@ class Batches:
 
 
 @contextlib.asynccontextmanager
-async def open_batches(config: BatchConfig, call: Call, adapters: LineAdapters) -> AsyncIterator[Batches]:
+async def open_batches(config: BatchConfig, calls: LineCalls) -> AsyncIterator[Batches]:
     """Lock and open the folder; raise ConfigurationError if that is impossible. `start` begins to answer batches."""
-    batches = Batches(config, call, adapters)
+    batches = Batches(config, calls)
     try:
         config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = await asyncio.to_thread(lock_folder, config.folder, OPTION)

@@ -189,8 +189,7 @@ async def _batches(
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
-            calls = BatchCalls(endpoint, adapters)
-            batches = await stack.enter_async_context(open_batches(config, calls.call, calls))
+            batches = await stack.enter_async_context(open_batches(config, BatchCalls(endpoint, adapters)))
         except ConfigurationError as error:
             if not restarted:
                 raise

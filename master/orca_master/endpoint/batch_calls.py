@@ -67,7 +67,7 @@ class BatchEngine(EngineClient):
 
 
 class BatchCalls:
-    """Calls the routes of `endpoint`, whose stored responses they share. The adapters are those of LineAdapters."""
+    """Calls the routes of `endpoint`, whose stored responses they share. Implements LineCalls."""
 
     def __init__(self, endpoint: Endpoint, restored: RestoredAdapters) -> None:
         config = replace(endpoint.config, request_timeout=None)
@@ -78,18 +78,18 @@ class BatchCalls:
         self._app = create_generating_app(inner)
 
     def served_to(self, owner: str) -> Container[str]:
-        """See LineAdapters."""
+        """See LineCalls."""
         return self._models.numbers(owner)
 
     def loaded_by(self, owner: str) -> dict[str, AdapterFiles]:
-        """See LineAdapters."""
+        """See LineCalls."""
         served = (adapter for adapter in self._engine.status.adapters if adapter.owner == owner)
         files = {adapter.name: self._restored.files(adapter.number) for adapter in served}
         return {name: entry for name, entry in files.items() if entry is not None}
 
     @contextlib.asynccontextmanager
     async def restored(self, owner: str, files: AdapterFiles) -> AsyncIterator[None]:
-        """See LineAdapters."""
+        """See LineCalls."""
         async with self._restored.held(owner, files) as number:
             adapter = ServedAdapter(files.name, number, owner)
             engine = self._batch_engine
@@ -100,7 +100,7 @@ class BatchCalls:
                 engine.restored = tuple(entry for entry in engine.restored if entry != adapter)
 
     async def call(self, owner: str, path: str, body: bytes) -> LineAnswer:
-        """POST `body` to a route as the owner of a key; cancellation is the client's disconnection."""
+        """See LineCalls."""
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0"},

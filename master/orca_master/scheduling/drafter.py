@@ -26,7 +26,8 @@ class Drafter(Protocol):
         """Return up to `most` tokens, each expected to be accepted with a probability of `threshold` at least."""
 
     def saved(self, count: int, costs: DraftCosts, rows: int) -> float:
-        """Return the time that a draft of `count` tokens is expected to save; infinity if it has been paid for."""
+        """Return the time that a draft of `count` tokens is expected to save, in the unit of
+        `costs`; infinity for a draft that the draft model has computed, from which it also learns."""
 
     def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """Return how many tokens, up to `most`, the draft model is to draft beside `rows` rows.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from orca_master.scheduling.batch import Batch, Proposal, Selection
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
-from orca_master.scheduling.speculation import num_wanted, pay, room_for_drafts
+from orca_master.scheduling.speculation import drafts_pay, num_wanted, room_for_drafts
 
 
 def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
@@ -57,6 +57,8 @@ def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:
     room, costs = room_for_drafts(rows, budget), scheduler.draft_costs
     most = min(config.speculative_tokens, room)
     return most > 0 and (
-        pay([(request, min(most, request.num_left - 2)) for request in staying], room, rows, costs, config.looks_ahead)
+        drafts_pay(
+            [(request, min(most, request.num_left - 2)) for request in staying], room, rows, costs, config.looks_ahead
+        )
         or any(num_wanted(request, 1, most, rows, costs) for request in staying)
     )

@@ -11,8 +11,8 @@ with rejection sampling's probabilities for a draft that is a single token (Levi
 Keys and values of rejected tokens stay in slots behind the valid ones. The next iterations write each slot before they
 read the slot.
 
-Which tokens are worth their time is decided by measured costs (draft_costs.py). An iteration repeats tokens
-only if that saves more, for all requests together, than look-ahead would.
+Which tokens are worth their time is decided by measured costs (draft_costs.py). With look-ahead an iteration
+repeats tokens only if that saves more time, for all of its requests together, than look-ahead does.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ def draft(request: Request, most: int, rows: int, costs: DraftCosts) -> tuple[in
     return request.drafter.draft(costs.least_acceptance(rows), most)
 
 
-def pay(most_of: Sequence[tuple[Request, int]], room: int, rows: int, costs: DraftCosts, looks_ahead: bool) -> bool:
-    """Return True if the drafts of an iteration save more time than look-ahead (lookahead.py), which they prevent.
+def drafts_pay(
+    most_of: Sequence[tuple[Request, int]], room: int, rows: int, costs: DraftCosts, looks_ahead: bool
+) -> bool:
+    """Return True if the drafts of an iteration of `rows` rows save more time than they cost.
 
-    `most_of`: the requests of the iteration, each with the most tokens of its draft; all have `room` together.
+    `most_of`: its requests, each with the most tokens of its draft; `room`: the most of all drafts. `looks_ahead`:
+    the iteration could be sent ahead without drafts (lookahead.py), which also saves time.
     """
     saved = 0.0
     for request, most in most_of:
@@ -77,7 +80,7 @@ def with_drafts(batch: Sequence[Selection], room: Room, config: SchedulerConfig,
     rows, selections = len(batch), list[Selection]()
     num_rows = sum(selection.num_tokens for selection in batch)
     answering = [(selection.request, most) for selection in batch if selection.request.is_answering]
-    has_drafts = pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs, config.looks_ahead)
+    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs, config.looks_ahead)
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
