@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 import torch
 
@@ -12,3 +14,9 @@ import torch
 )
 def dtype(request) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed(request) -> None:
+    """Draw the numbers of a test from its name: they do not depend on the tests that ran before it."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))

@@ -11,6 +11,8 @@ from orca_kernels.reference import ReferenceKernels, ReferenceLowRank
 from support.cpu_targets import cpu_target_params, load
 from torch.nn import functional
 
+Factors = tuple[torch.Tensor, torch.Tensor]
+"""A [rank, inputs] and B [outputs, rank]."""
 INPUTS, OUTPUTS = 48, 70
 RANKS = {3: 4, 8: 5, 21: 32}
 """Ranks by adapter; with an odd rank, a row of B does not fill words of bfloat16."""
@@ -23,6 +25,7 @@ ARRANGEMENTS = (
     [0, 0],
 )
 TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 3e-2, "rtol": 2e-2}}
+"""Of results that are computed or rounded once."""
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
@@ -35,14 +38,14 @@ def kernels(request, dtype) -> Kernels:
     return ReferenceKernels() if request.param == "reference" else CpuKernels(load(request.param), dtype)
 
 
-def factors(dtype: torch.dtype) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def factors(dtype: torch.dtype) -> dict[int, Factors]:
     return {
         adapter: (torch.randn(rank, INPUTS).to(dtype) / 7, torch.randn(OUTPUTS, rank).to(dtype))
         for adapter, rank in RANKS.items()
     }
 
 
-def filled(kernels: Kernels, of: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> LowRank:
+def filled(kernels: Kernels, of: dict[int, Factors]) -> LowRank:
     low_rank = kernels.low_rank(INPUTS)
     for adapter, (down, up) in of.items():
         low_rank.put(adapter, down.clone(), up.clone())
@@ -53,6 +56,24 @@ def filled(kernels: Kernels, of: dict[int, tuple[torch.Tensor, torch.Tensor]]) -
 def rows(adapters: list[int]) -> AdapterRows:
     numbers = torch.tensor(adapters)
     return AdapterRows(numbers, [(each, (numbers == each).nonzero().flatten()) for each in set(adapters) - {0}])
+
+
+def check_row(found: torch.Tensor, activated: torch.Tensor, y: torch.Tensor, x: torch.Tensor, of: Factors) -> None:
+    """Compare y + B (A x) and its GeLU with float64: A x, B (A x) and the sum may be rounded, sums are of float32.
+
+    The largest error of such sums: Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
+    """
+    unit, unit_of_sums = (torch.finfo(each).eps / 2 for each in (x.dtype, torch.float32))
+    (down, up), y, x = (each.double() for each in of), y.double(), x.double()
+    inner = down @ x
+    inner_error = unit * inner.abs() + len(x) * unit_of_sums * (down.abs() @ x.abs())
+    update = up @ inner
+    update_error = unit * update.abs() + up.abs() @ (inner_error + len(inner) * unit_of_sums * inner.abs())
+    wanted = y + update
+    error = update_error + unit * wanted.abs()
+    assert ((found.double() - wanted).abs() <= 1.02 * error).all()  # with products of errors
+    gelu = functional.gelu(found.double(), approximate="tanh")
+    torch.testing.assert_close(activated.double(), gelu, **TOLERANCE[found.dtype])
 
 
 @pytest.mark.parametrize("adapters", ARRANGEMENTS, ids=str)
@@ -68,11 +89,7 @@ def test_the_products_of_each_rows_adapter_are_added(kernels, dtype, adapters):
             assert torch.equal(found[row], y[row])
             assert torch.equal(found_activated[row], activated[row])
             continue
-        down, up = of[adapter]
-        wanted = y[row].double() + up.double() @ (down.double() @ x[row].double())
-        torch.testing.assert_close(found[row].double(), wanted, **TOLERANCE[dtype])
-        gelu = functional.gelu(found[row].double(), approximate="tanh")
-        torch.testing.assert_close(found_activated[row].double(), gelu, **TOLERANCE[dtype])
+        check_row(found[row], found_activated[row], y[row], x[row], of[adapter])
     again = y.clone()
     low_rank.add(x, again, rows(adapters))
     assert torch.equal(again, found)
@@ -80,17 +97,20 @@ def test_the_products_of_each_rows_adapter_are_added(kernels, dtype, adapters):
 
 @pytest.mark.parametrize("adapters", ARRANGEMENTS, ids=str)
 def test_a_row_is_the_same_alone_and_in_company(kernels, dtype, adapters):
-    """Bit for bit, but for kernels whose order of sums depends on the number of rows."""
-    tolerance = {"atol": 0, "rtol": 0} if kernels.fixed_order else TOLERANCE[dtype]
-    low_rank, x = filled(kernels, factors(dtype)), torch.randn(len(adapters), INPUTS).to(dtype)
+    """Bit for bit; right within the roundings for kernels whose order of sums depends on the number of rows."""
+    of = factors(dtype)
+    low_rank, x = filled(kernels, of), torch.randn(len(adapters), INPUTS).to(dtype)
     y, activated = torch.randn(2, len(adapters), OUTPUTS).to(dtype)
     together, together_activated = y.clone(), activated.clone()
     low_rank.add(x, together, rows(adapters), together_activated)
     for row, adapter in enumerate(adapters):
         one, alone, alone_activated = slice(row, row + 1), y[row : row + 1].clone(), activated[row : row + 1].clone()
         low_rank.add(x[one], alone, rows([adapter]), alone_activated)
-        torch.testing.assert_close(alone, together[one], **tolerance)
-        torch.testing.assert_close(alone_activated, together_activated[one], **tolerance)
+        if kernels.fixed_order or adapter not in of:
+            assert torch.equal(alone, together[one])
+            assert torch.equal(alone_activated, together_activated[one])
+        else:
+            check_row(alone[0], alone_activated[0], y[row], x[row], of[adapter])
 
 
 def test_adapters_come_and_go(kernels, dtype):
