@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
-from orca_master.batches import batch_store
+from orca_master.batches import batch_store, records
 from orca_master.batches.batch_store import BatchStore
 from orca_master.batches.config import BatchConfig
 from orca_master.batches.disk_threads import DiskThreads
@@ -110,6 +113,26 @@ def test_a_batch_is_coming_until_the_one_that_makes_room_is_deleted(tmp_path, mo
         assert [path.stem for path in (tmp_path / "batches").iterdir()] == [second.id]
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_batches_of_one_second_keep_their_order(tmp_path, monkeypatch):
+    """Also for the next master, which reads their records."""
+    config, file = BatchConfig(tmp_path, max_files=8), FileRecord(f"file-{0:032x}", "", "in.jsonl", "batch", 1, 1, 1)
+    store, after = (BatchStore(config, DiskThreads()) for _ in range(2))
+    store.open()
+    monkeypatch.setattr(records, "time", SimpleNamespace(time=time.time, time_ns=itertools.count(1 << 60).__next__))
+    monkeypatch.setattr(batch_store, "time", SimpleNamespace(time=lambda: 7.0))
+    batches = [store.new("", "/v1/completions", file, {}, {}) for _ in range(8)]
+
+    async def scene() -> None:
+        for batch in batches:
+            await store.create(batch)
+
+    asyncio.run(scene())
+    after.open()
+    for each in (store, after):
+        assert each.unfinished == batches
+        assert each.of("") == batches[::-1]
 
 
 def test_old_files_and_batches_are_deleted(server):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -21,6 +20,7 @@ from orca_master.batches.records import (
     BatchRecord,
     FileRecord,
     Status,
+    new_batch_id,
     new_file_id,
 )
 from orca_master.batches.shares import Shares
@@ -68,7 +68,7 @@ class BatchStore:
         unfinished.take(owner, 1)
         now = int(time.time())
         return BatchRecord(
-            f"batch_{secrets.token_hex(16)}",
+            new_batch_id(),
             owner,
             endpoint,
             file.id,
