@@ -407,3 +407,20 @@ def test_an_adapter_with_other_files_or_over_which_workers_are_lost_is_not_resto
         assert adapters.registry.present == []
 
     play(two, scene)
+
+
+def test_losses_of_workers_before_an_adapter_was_restored_do_not_count():
+    async def scene(made: Engine) -> None:
+        await both_serve(made)
+        adapters = made.engine.adapters
+        for _ in range(2):
+            made.cluster.adapter_errors["/d/z"] = KILLED
+            for name in ("a", "b"):
+                made.cluster.newest(name).adapter_errors = made.cluster.adapter_errors
+            with pytest.raises(EngineUnavailableError, match="workers were lost"):
+                await adapters.restore("z", "/d/z", "key", "/d/z")
+            await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+            made.cluster.adapter_errors.clear()
+            adapters.release(await adapters.restore("z", "/d/z", "key", "/d/z"))
+
+    play(two, scene)

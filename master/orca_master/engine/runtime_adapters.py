@@ -63,7 +63,7 @@ class RuntimeAdapters:
         self._losses: dict[int, int] = {}
         """By number of an adapter: workers in a row that were lost while a formation loaded it."""
         self._lost_restores: Counter[str] = Counter()
-        """By digest: losses of workers while an adapter was restored."""
+        """By digest: losses of workers in a row while an adapter was restored."""
         self._furthest = 0
         """Most adapters that a formation has brought since one was complete, or since `forget_progress`."""
 
@@ -99,7 +99,7 @@ class RuntimeAdapters:
         """Load an adapter again for requests of an earlier master, until `release`; return its number.
 
         Its name stays free: its owner may have unloaded it, or loaded other files under it. Raises as `load`, and
-        RequestError if the files have another digest, or workers were lost over it MAX_LOSSES times.
+        RequestError if the files have another digest, or workers were lost over it MAX_LOSSES times in a row.
         """
         folder = self._folder_of(path)
         adapter = self.registry.begin_restored(name, owner, folder)
@@ -110,6 +110,7 @@ class RuntimeAdapters:
             if self._lost_restores[digest] >= MAX_LOSSES:
                 raise RequestError(f"workers were lost {MAX_LOSSES} times while they loaded it") from error
             raise
+        self._lost_restores.pop(digest, None)
         logger.info("adapter %r is loaded again from %s for requests of an earlier master", name, folder)
         return adapter.number
 
@@ -183,8 +184,6 @@ class RuntimeAdapters:
                 self._furthest = len(brought)
                 self._on_progress()
         self.forget_progress()
-
-    # -- inside --------------------------------------------------------------------------------------
 
     async def _bring_new(self, adapter: RuntimeAdapter, expected: str = "") -> None:
         """Load an adapter with the `expected` digest, "" for any; raise, and remove it from all pipelines."""
