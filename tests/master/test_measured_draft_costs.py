@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from orca_master.engine.measured_draft_costs import LEAST, MOST, MeasuredDraftCosts
+from orca_master.engine.measured_draft_costs import LEAST, LOOK_AHEAD, LOOK_AHEAD_SECONDS, MOST, MeasuredDraftCosts
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_protos import engine_pb2 as pb
 
@@ -38,6 +38,17 @@ def test_the_cost_of_a_row_has_bounds():
         free.note_rows(0.05, rows)
         full.note_rows(0.05 * rows, rows)
     assert (free.costs.row, full.costs.row) == (LEAST, MOST)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0])
+def test_look_ahead_saves_the_wait_for_the_master_whatever_an_iteration_takes(seconds):
+    measured, without = MeasuredDraftCosts(looks_ahead=True), MeasuredDraftCosts()
+    assert (measured.costs.look_ahead, without.costs.look_ahead) == (LOOK_AHEAD, 0.0)
+    for rows in (1, 16) * 20:
+        for each in (measured, without):
+            each.note_rows(seconds * (1 + 0.1 * rows), rows)
+    assert measured.costs.look_ahead * seconds == pytest.approx(LOOK_AHEAD_SECONDS)
+    assert without.costs.look_ahead == 0.0
 
 
 @pytest.mark.parametrize("long_first", [False, True])

@@ -72,6 +72,12 @@ def test_as_many_tokens_are_drafted_as_pay(step, most, count):
     assert wanted(drafts(), DraftCosts(row=0.01, step=step, caught_up=0.0), most=most) == count
 
 
+@pytest.mark.parametrize(("rows", "look_ahead", "count"), [(1, 5.0, 8), (1, 9.0, 0), (16, 5.0, 8), (16, 9.0, 0)])
+def test_a_draft_of_all_rows_must_save_more_than_look_ahead(rows, look_ahead, count):
+    costs = DraftCosts(row=0.01, step=0.05, caught_up=0.0, look_ahead=look_ahead)
+    assert wanted(drafts(acceptance=0.98), costs, rows) == count
+
+
 @pytest.mark.parametrize(("num_behind", "num_left", "pays"), [(2000, 500, True), (2000, 20, False), (20, 20, True)])
 def test_a_prompt_is_caught_up_on_only_for_an_answer_that_is_long_enough(num_behind, num_left, pays):
     model = drafts(acceptance=0.8, num_tokens=num_behind)

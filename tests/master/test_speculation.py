@@ -12,6 +12,7 @@ from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.kv_ledger import PagedLedger
 from orca_master.scheduling.lookahead import look_ahead
 from orca_master.scheduling.model_drafts import Guesses, ModelDrafts
+from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
@@ -66,8 +67,8 @@ def test_a_draft_is_an_entry_per_token_with_the_new_blocks_at_the_last():
 
 @pytest.mark.parametrize(("acceptance", "has_drafts"), [(0.55, False), (0.62, True)])
 def test_an_iteration_has_drafts_only_if_they_save_more_than_look_ahead(acceptance, has_drafts):
-    scheduler, request = begun(looks_ahead=True)
-    scheduler.draft_costs = DraftCosts(row=1.0)
+    scheduler, request = begun()
+    scheduler.draft_costs = DraftCosts(row=1.0, look_ahead=0.15)
     assert isinstance(request.drafter, PromptLookup)
     request.drafter.acceptance = acceptance
     assert draft(request, 8, 1, scheduler.draft_costs), "the token alone would pay"
@@ -76,13 +77,25 @@ def test_an_iteration_has_drafts_only_if_they_save_more_than_look_ahead(acceptan
     assert bool(look_ahead(scheduler, batch)) == (not has_drafts)
 
 
+@pytest.mark.parametrize("part", [4, 40])
+def test_drafts_cost_no_look_ahead_beside_a_part_of_a_prompt(part):
+    """No iteration is sent ahead behind it; one can be if the whole prompt is computed."""
+    scheduler, _ = begun(token_budget=40)
+    scheduler.draft_costs = DraftCosts(row=0.01, look_ahead=100.0)
+    scheduler.prompt_budget = PromptBudget(beside_answers=part)
+    scheduler.pool.add(Request("other", 1, (1,) * 20, 9))
+    answer, prompt = next_batch(scheduler).requests
+    assert prompt.samples == (part == 40)
+    assert bool(answer.draft) == (part == 4)
+
+
 def test_drafts_save_what_all_requests_save_within_their_common_room():
     _, request = begun()
-    costs = DraftCosts(row=0.05)
+    with_look_ahead, without = DraftCosts(row=0.05, look_ahead=0.15), DraftCosts(row=0.05)
     entries = [(request, 8)] * 16
-    assert drafts_pay(entries, 48, 16, costs, looks_ahead=True)
-    assert not drafts_pay(entries, 1, 16, costs, looks_ahead=True), "a draft of one token"
-    assert drafts_pay(entries, 1, 16, costs, looks_ahead=False)
+    assert drafts_pay(entries, 48, 16, with_look_ahead)
+    assert not drafts_pay(entries, 1, 16, with_look_ahead), "a draft of one token"
+    assert drafts_pay(entries, 1, 16, without)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class ExpectedWait:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._costs = TokenCosts()
-        self.draft_costs = MeasuredDraftCosts()
+        self.draft_costs = MeasuredDraftCosts(scheduler.config.looks_ahead)
         """By the same iterations."""
         self._lengths = AnswerLengths()
         self._sent: dict[str, _Sent] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orca_contract.kv_blocks import BLOCK_SIZE
+
 from orca_master.scheduling.prefix_cache import CacheUse
 from orca_master.scheduling.request import Request
 
@@ -22,6 +24,12 @@ class Selection:
     num_shared_blocks: int = 0
     draft: tuple[int, ...] = ()
     num_drafts: int = 0
+
+    @property
+    def samples(self) -> bool:
+        """True if the last known token of the request is among them, behind which a token is sampled."""
+        start = self.request.num_scheduled + self.num_shared_blocks * BLOCK_SIZE
+        return self.request.pooling is None and start + self.num_tokens >= self.request.num_tokens
 
     @property
     def num_inputs(self) -> int:

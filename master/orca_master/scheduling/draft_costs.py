@@ -13,18 +13,20 @@ ROW_COST = STEP_COST = 0.1
 """Before they have been measured."""
 LEAST_ACCEPTANCE = 0.25
 """Where rows are nearly free: guesses that are seldom right would be computed for nothing."""
-LOOK_AHEAD = 0.08
-"""What look-ahead (lookahead.py) saves, in parts of an iteration: the worker's wait for the master. Measured: 0.06 with
-16 requests, 0.11 with one (docs/benchmarks)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Times of a row, of a step of the draft model, and of a token that it computes without drafting behind it."""
+    """Times of a row, of a step of the draft model, and of a token that it computes without drafting behind it.
+
+    `look_ahead`: the time that an iteration takes longer if it cannot be sent ahead (lookahead.py), as with drafts;
+    0 without look-ahead.
+    """
 
     row: float = ROW_COST
     step: float = STEP_COST
     caught_up: float = ROW_COST * STEP_COST
+    look_ahead: float = 0.0
 
     def least_acceptance(self, rows: int) -> float:
         """Return the probability of acceptance from which on a drafted token pays beside `rows` others."""
@@ -34,11 +36,10 @@ class DraftCosts:
         """Return the probability of acceptance from which on a step pays that drafts a token for each of `rows`."""
         return max(LEAST_ACCEPTANCE, (self.row * rows + self.step) / (1 + self.row * rows))
 
-    def look_ahead(self, rows: int) -> float:
-        """Return the time that an iteration of `rows` rows takes longer if it cannot be sent ahead, as with drafts."""
-        return LOOK_AHEAD * (1 + self.row * rows)
-
     def gain(self, count: int, acceptance: float, rows: int) -> tuple[float, float]:
-        """Return the accepted tokens of a draft of `count` tokens of one of `rows` rows, and the time that it saves."""
+        """Return the accepted tokens of a draft of `count` tokens of one of `rows` rows, and the time that it saves.
+
+        The time of the draft model's steps and of look-ahead is not subtracted.
+        """
         accepted = sum(acceptance**number for number in range(1, count + 1))
-        return accepted, accepted * (1 + self.row * rows) / rows - count * (self.row + self.step / rows)
+        return accepted, accepted * (1 + self.row * rows) / rows - count * self.row

@@ -57,8 +57,6 @@ def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:
     room, costs = room_for_drafts(rows, budget), scheduler.draft_costs
     most = min(config.speculative_tokens, room)
     return most > 0 and (
-        drafts_pay(
-            [(request, min(most, request.num_left - 2)) for request in staying], room, rows, costs, config.looks_ahead
-        )
+        drafts_pay([(request, min(most, request.num_left - 2)) for request in staying], room, rows, costs)
         or any(num_wanted(request, 1, most, rows, costs) for request in staying)
     )

@@ -91,6 +91,7 @@ class ModelDrafts:
             return 0
         if count := num_likely(self.acceptance, costs.least_acceptance_of_step(rows), most):
             num_accepted, saved = costs.gain(count, self.acceptance, rows)
+            saved -= (count * costs.step + costs.look_ahead) / rows  # all rows share them
             num_iterations = num_left / (1 + num_accepted)
             num_behind = self.num_earlier + self._num_later
             return count if saved * num_iterations > num_behind * costs.caught_up else 0

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
@@ -63,7 +62,7 @@ class PromptLookup:
 
     def saved(self, count: int, costs: DraftCosts, rows: int) -> float:
         """See Drafter."""
-        return replace(costs, step=0.0).gain(count, self.acceptance, rows)[1]
+        return costs.gain(count, self.acceptance, rows)[1]
 
     def wanted(self, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """See Drafter: none, there is no draft model."""

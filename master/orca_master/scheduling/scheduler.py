@@ -190,7 +190,8 @@ class Scheduler:
         held = {entry.request: state.ledger.hold_shared(entry.request, entry.num_shared_blocks) for entry in shared}
         scheduled = []
         for selection in proposal.selections:
-            request, admitted = selection.request, selection.request.state is RequestState.INITIATION
+            request, samples = selection.request, selection.samples
+            admitted = request.state is RequestState.INITIATION
             if admitted:
                 self.pool.remove(request)
                 new_blocks = state.ledger.admit(request, selection.num_shared_blocks, held.get(request, ())).blocks
@@ -212,9 +213,9 @@ class Scheduler:
                     context_length,
                     tuple(new_blocks),
                     admitted,
-                    samples=request.pooling is None and request.num_scheduled >= request.num_tokens,
-                    draft=selection.draft,
-                    num_drafts=selection.num_drafts,
+                    samples,
+                    selection.draft,
+                    selection.num_drafts,
                 )
             )
         state.in_flight += 1

@@ -43,20 +43,17 @@ def draft(request: Request, most: int, rows: int, costs: DraftCosts) -> tuple[in
     return request.drafter.draft(costs.least_acceptance(rows), most)
 
 
-def drafts_pay(
-    most_of: Sequence[tuple[Request, int]], room: int, rows: int, costs: DraftCosts, looks_ahead: bool
-) -> bool:
+def drafts_pay(most_of: Sequence[tuple[Request, int]], room: int, rows: int, costs: DraftCosts) -> bool:
     """Return True if the drafts of an iteration of `rows` rows save more time than they cost.
 
-    `most_of`: its requests, each with the most tokens of its draft; `room`: the most of all drafts. `looks_ahead`:
-    the iteration could be sent ahead without drafts (lookahead.py), which also saves time.
+    `most_of`: its requests, each with the most tokens of its draft; `room`: the most of all drafts.
     """
     saved = 0.0
     for request, most in most_of:
         if request.drafter is not None and (drafted := draft(request, min(most, room), rows, costs)):
             saved += request.drafter.saved(len(drafted), costs, rows)
             room -= len(drafted)
-    return saved > (costs.look_ahead(rows) if looks_ahead else 0.0)
+    return saved > costs.look_ahead
 
 
 def num_wanted(request: Request, num_drafted: int, most: int, rows: int, costs: DraftCosts) -> int:
@@ -80,7 +77,9 @@ def with_drafts(batch: Sequence[Selection], room: Room, config: SchedulerConfig,
     rows, selections = len(batch), list[Selection]()
     num_rows = sum(selection.num_tokens for selection in batch)
     answering = [(selection.request, most) for selection in batch if selection.request.is_answering]
-    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs, config.looks_ahead)
+    if not all(selection.samples for selection in batch):
+        costs = replace(costs, look_ahead=0.0)  # no iteration is sent ahead behind a part of a prompt
+    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs)
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
