@@ -33,13 +33,17 @@ struct MapCall {
   int64_t rows, inputs, outputs;
 };
 
-// Adds the products of one input and kLanes outputs to the sums of `kRows` rows; `words` has the input of each row.
+// Adds the products of one input and kPanel outputs to the sums of `kRows` rows; `words` has the input of each row, which is
+// loaded once for all vectors of outputs.
 template <int kRows>
-ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], int part, const uint32_t *words, Floats weights) {
+ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], const uint32_t *words, const Floats (&weights)[kVectors]) {
   ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
     float value;
     std::memcpy(&value, words + row, sizeof(value));
-    sums[row][part] = multiply_add(splat(value), weights, sums[row][part]);
+    const Floats values = splat(value);
+    ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
+      sums[row][part] = multiply_add(values, weights[part], sums[row][part]);
+    }
   }
 }
 
@@ -80,15 +84,23 @@ struct WideCall : MapCall<BFloat16> {
   void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
     const int64_t steps = inputs / 2;
     const uint32_t *weights = panels + panel * steps * kPanel;
+    Floats own[kRows][kVectors] = {};
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += 2 * kRows) {
+      Words pairs[kVectors];
+      Floats wide[kVectors];
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
         __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
-        const Words pair = load_as<Words>(weights + part * kLanes);
-        add_input<kRows>(sums, part, words, reinterpreted<Floats>(pair << 16));
-        add_input<kRows>(sums, part, words + kRows, reinterpreted<Floats>(pair & 0xffff0000));
+        pairs[part] = load_as<Words>(weights + part * kLanes);
+        wide[part] = reinterpreted<Floats>(pairs[part] << 16);
       }
+      add_input<kRows>(own, words, wide);
+      ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
+        wide[part] = reinterpreted<Floats>(pairs[part] & 0xffff0000);
+      }
+      add_input<kRows>(own, words + kRows, wide);
     }
+    std::memcpy(&sums, &own, sizeof(sums));
   }
 };
 

@@ -31,10 +31,12 @@ struct Int8 {
   static ORCA_INLINE void add(Floats (&group)[kRows][kVectors], const uint32_t *words, const Word *numbers,
                               int64_t inputs, const Floats (&zeros)[kVectors]) {
     for (int64_t input = 0; input < inputs; ++input, numbers += kPanel, words += kRows) {
+      Floats weights[kVectors];
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         const Floats wide = widened(numbers + part * kLanes);
-        add_input<kRows>(group, part, words, kZeros ? wide - zeros[part] : wide);
+        weights[part] = kZeros ? wide - zeros[part] : wide;
       }
+      add_input<kRows>(group, words, weights);
     }
   }
 };
@@ -56,11 +58,13 @@ struct Int4 {
     Words left[kVectors];
     ORCA_UNROLL for (int part = 0; part < kVectors; ++part) left[part] = load_as<Words>(numbers + part * kLanes);
     for (int64_t input = 0; input < inputs; ++input, words += kRows) {
+      Floats weights[kVectors];
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         const Floats wide = lowest_four_bits(left[part]);
-        add_input<kRows>(group, part, words, kZeros ? wide - zeros[part] : wide);
+        weights[part] = kZeros ? wide - zeros[part] : wide;
         left[part] = left[part] >> 4;
       }
+      add_input<kRows>(group, words, weights);
     }
   }
 };
