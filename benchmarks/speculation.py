@@ -1,7 +1,7 @@
 """Measures speculative decoding by prompt lookup: answers that copy, that copy in part, and that do not.
 
-    python benchmarks/speculation.py [--batch 1 16] [--tokens 8] [--generated 128] [--rounds 5] [--draft-layers N]
-        [-- OPTIONS OF serve]
+    python benchmarks/speculation.py [--batch 1 16] [--kinds copies …] [--tokens 8] [--generated 128] [--rounds 5]
+        [--draft-layers N] [-- OPTIONS OF serve]
 
 With `--draft-layers` a draft model drafts: the first N of the model's twelve layers. The others add little, so that it
 is often right; and a pair of models with nothing in common, where no draft is ever right, shows what trying costs.
@@ -10,8 +10,8 @@ Two servers, one with `--speculative-tokens`, take turns on the same cores; gpt2
 at a time, of 64 prompt tokens and GENERATED more: greedy, as random weights soon repeat themselves then; at
 temperature 1 with a bias to three tokens, so that some drafts are right by chance; at temperature 1, without
 repetitions; and one of the requests greedy, the others at temperature 1, unless BATCH is 1. Printed: medians of
-tokens/s, the ratio of the rounds, median with the smallest and the largest, and how many of the drafted tokens were
-accepted.
+tokens/s, the ratio of the rounds, median with the smallest and the largest (from nine rounds on also the confidence
+interval of the median), and how many of the drafted tokens were accepted.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def main() -> None:
     own, options = split(sys.argv[1:], ())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="requests at once (1 16)")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="kinds of answers (all)")
     parser.add_argument("--tokens", type=int, default=8, help="drafted tokens per request and iteration (8)")
     parser.add_argument("--generated", type=int, default=128, help="generated tokens of a request (128)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -111,7 +112,7 @@ def main() -> None:
             with contextlib.ExitStack() as servers:
                 urls = [servers.enter_context(serve(model, [*options, *each]))[1] for each in (speculation, [])]
                 for batch in arguments.batch:
-                    for kind in [each for each in KINDS if batch > 1 or each != ONE_COPIES]:
+                    for kind in [each for each in arguments.kinds if batch > 1 or each != ONE_COPIES]:
                         requests = partial(bodies, model.name, batch, arguments.generated, kind)
                         compare(f"{name}batch {batch}, {kind}", urls, requests, arguments.rounds)
 

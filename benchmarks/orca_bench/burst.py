@@ -24,13 +24,13 @@ async def tokens_per_second(url: str, bodies: Sequence[Mapping[str, Any]]) -> fl
 def alternate(
     bodies: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the tokens per second of each URL in each round, in which the URLs take turns.
+    """Return the tokens per second of each URL in each round, in which the URLs take turns, the last of a round first.
 
     `bodies`: by URL, a function from the number of a round to its requests. Round 0 warms up and is not returned.
     """
     rates: dict[str, list[float]] = {url: [] for url in bodies}
     for number in range(rounds + 1):
-        for url, requests in bodies.items():
-            rate = asyncio.run(tokens_per_second(url, requests(number)))
+        for url in list(bodies)[:: -1 if number % 2 else 1]:
+            rate = asyncio.run(tokens_per_second(url, bodies[url](number)))
             rates[url] += [rate] if number else []
     return rates

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
+CONFIDENCE = 0.95
+FEWEST = 9
+"""Rounds: of fewer, the interval of the median is that of the smallest and the largest ratio, or none is so sure."""
+
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> str:
-    """Return the median of the rounds' ratios, with the smallest and the largest: `1.23 x [1.10, 1.30]`."""
+    """Return the median of the rounds' ratios, with the smallest and the largest: `1.23 x [1.10, 1.30]`.
+
+    From FEWEST rounds on also the confidence interval of the median: `1.23 x [1.10, 1.30] (95 %: 1.21 to 1.26)`.
+    """
     ratios = sorted(over / under for over, under in zip(numerators, denominators, strict=True))
-    return f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+    text = f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+    if len(ratios) < FEWEST:
+        return text
+    outside = _num_outside(len(ratios))
+    return f"{text} ({100 * CONFIDENCE:.0f} %: {ratios[outside]:.2f} to {ratios[-1 - outside]:.2f})"
+
+
+def _num_outside(count: int) -> int:
+    """Return how many of `count` sorted values lie below, and above, the interval of their median.
+
+    The number of values below the true median is binomial with probability 1/2, whatever their distribution
+    (Conover, Practical Nonparametric Statistics, section 3.2).
+    """
+    number, below = 0, 1  # `below`: of 2 ** count equally likely cases, those with at most `number` values below
+    while 2 * below <= (1 - CONFIDENCE) * 2**count:
+        number += 1
+        below += math.comb(count, number)
+    return number - 1

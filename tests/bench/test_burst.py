@@ -16,6 +16,6 @@ def test_servers_take_turns_and_the_first_round_warms_up(monkeypatch):
     rates = burst.alternate(
         {"a": lambda number: [{"prompt": f"a{number}"}], "b": lambda number: [{"prompt": f"b{number}"}]}, 2
     )
-    assert [url for url, _ in requested] == ["a", "b"] * 3
-    assert [bodies[0]["prompt"] for _, bodies in requested] == ["a0", "b0", "a1", "b1", "a2", "b2"]
-    assert rates == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+    assert [url for url, _ in requested] == ["a", "b", "b", "a", "a", "b"]
+    assert [bodies[0]["prompt"] for _, bodies in requested] == ["a0", "b0", "b1", "a1", "a2", "b2"]
+    assert rates == {"a": [4.0, 5.0], "b": [3.0, 6.0]}

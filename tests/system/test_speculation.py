@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.topology import Topology
+from orca_master.engine import measured_draft_costs
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.measured_draft_costs import MeasuredDraftCosts
 from support.checkpoints import make_prompts
@@ -31,7 +32,11 @@ def requests() -> list[Case]:
 
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch):
-    """Leave the costs of drafts as they are before they have been measured, on every machine."""
+    """Leave the costs of drafts as they are before they have been measured, on every machine.
+
+    Look-ahead costs nothing: beside it, few drafts would be worth their time here, where a third is accepted.
+    """
+    monkeypatch.setattr(measured_draft_costs, "LOOK_AHEAD", 0.0)
     monkeypatch.setattr(MeasuredDraftCosts, "note_rows", lambda self, seconds, rows: None)
     monkeypatch.setattr(MeasuredDraftCosts, "note_drafting", lambda self, result: None)
 
