@@ -24,9 +24,10 @@ async def tokens_per_second(url: str, bodies: Sequence[Mapping[str, Any]]) -> fl
 def alternate(
     bodies: Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the tokens per second of each URL in each round, in which the URLs take turns, the last of a round first.
+    """Return the tokens per second of each URL in each round, in which the URLs take turns.
 
-    `bodies`: by URL, a function from the number of a round to its requests. Round 0 warms up and is not returned.
+    `bodies`: by URL, a function from the number of a round to its requests. Round 0 warms up and is not returned. Odd
+    rounds begin with the last URL.
     """
     rates: dict[str, list[float]] = {url: [] for url in bodies}
     for number in range(rounds + 1):

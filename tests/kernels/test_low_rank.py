@@ -25,7 +25,7 @@ ARRANGEMENTS = (
     [0, 0],
 )
 TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 3e-2, "rtol": 2e-2}}
-"""Of results that are computed or rounded once."""
+"""Of GeLU, and of products that are computed twice."""
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)

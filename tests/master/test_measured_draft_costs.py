@@ -40,6 +40,15 @@ def test_the_cost_of_a_row_has_bounds():
     assert (free.costs.row, full.costs.row) == (LEAST, MOST)
 
 
+@pytest.mark.parametrize("constant", [0.02, 0.001, -0.001])
+def test_look_ahead_has_its_price_also_where_rows_take_all_of_the_time(constant):
+    measured = MeasuredDraftCosts(looks_ahead=True)
+    for rows in (1, 16) * 20:
+        measured.note_rows(0.02 * rows + constant, rows)
+    costs = measured.costs
+    assert costs.look_ahead / (1 + 16 * costs.row) == pytest.approx(LOOK_AHEAD_SECONDS / 0.32, rel=0.1)
+
+
 @pytest.mark.parametrize("seconds", [0.01, 1.0])
 def test_look_ahead_saves_the_wait_for_the_master_whatever_an_iteration_takes(seconds):
     measured, without = MeasuredDraftCosts(looks_ahead=True), MeasuredDraftCosts()

@@ -78,6 +78,21 @@ def test_a_draft_of_all_rows_must_save_more_than_look_ahead(rows, look_ahead, co
     assert wanted(drafts(acceptance=0.98), costs, rows) == count
 
 
+@pytest.mark.parametrize("look_ahead", [0.13, 0.47])
+def test_answers_that_save_less_than_look_ahead_are_probed(look_ahead):
+    guesses, costs = Guesses(), DraftCosts(look_ahead=look_ahead)
+    guesses.acceptance = 0.3
+    drafted = 0
+    for _ in range(100):
+        model = ModelDrafts(guesses, 0)
+        for _ in range(64):
+            if wanted(model, costs):
+                model.receive([3])
+                drafted += 1
+            model.append(3)
+    assert drafted > 3_000
+
+
 @pytest.mark.parametrize(("num_behind", "num_left", "pays"), [(2000, 500, True), (2000, 20, False), (20, 20, True)])
 def test_a_prompt_is_caught_up_on_only_for_an_answer_that_is_long_enough(num_behind, num_left, pays):
     model = drafts(acceptance=0.8, num_tokens=num_behind)

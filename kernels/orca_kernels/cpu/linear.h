@@ -33,8 +33,8 @@ struct MapCall {
   int64_t rows, inputs, outputs;
 };
 
-// Adds the products of one input and kPanel outputs to the sums of `kRows` rows; `words` has the input of each row, which is
-// loaded once for all vectors of outputs.
+// Adds the products of one input and kPanel outputs to the sums of `kRows` rows; `words` has the input of each row,
+// which is loaded once for all vectors of outputs.
 template <int kRows>
 ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], const uint32_t *words, const Floats (&weights)[kVectors]) {
   ORCA_UNROLL for (int row = 0; row < kRows; ++row) {

@@ -141,13 +141,13 @@ class BatchStore:
     def of(self, owner: str) -> list[BatchRecord]:
         """Return the batches of an API key, the latest first."""
         mine = [batch for batch in self._batches.values() if batch.owner == owner]
-        return sorted(mine, key=lambda batch: batch.created_at)[::-1]
+        return sorted(mine, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     @property
     def unfinished(self) -> list[BatchRecord]:
         """The batches without a final status, in the order in which they are answered."""
         batches = [batch for batch in self._batches.values() if batch.is_unfinished]
-        return sorted(batches, key=lambda batch: batch.created_at)
+        return sorted(batches, key=lambda batch: (batch.created_at, batch.id))
 
     @property
     def used_files(self) -> set[str]:

@@ -70,7 +70,7 @@ class FileStore:
     def of(self, owner: str) -> list[FileRecord]:
         """Return the files of an API key, the latest first."""
         mine = [record for record in self._files.values() if record.owner == owner]
-        return sorted(mine, key=lambda record: record.created_at)[::-1]
+        return sorted(mine, key=lambda record: (record.created_at, record.id), reverse=True)
 
     @contextlib.contextmanager
     def promised(self, owner: str, count: int) -> Iterator[None]:

@@ -41,7 +41,7 @@ def new_batch_id() -> BatchId:
 
 
 def _new_number() -> str:
-    """Return 64 bits of time and 64 random ones: ids sort by creation, also of one second and after a restart."""
+    """Return 64 bits of time and 64 random ones, so that ids of one second sort in the order of these calls."""
     return f"{time.time_ns():016x}{secrets.token_hex(8)}"
 
 

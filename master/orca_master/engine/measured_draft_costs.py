@@ -23,7 +23,7 @@ MOST_INPUTS = 4
 LOOK_AHEAD_SECONDS = 0.0014
 """What look-ahead saves of an iteration: the worker's wait for the master, 2.0 instead of 0.6 ms (docs/benchmarks)."""
 LOOK_AHEAD = 0.13
-"""Before the time of an iteration is known: the same in parts of one that takes 11 ms."""
+"""In parts of an iteration without rows, before the time of an iteration is known: that of one that takes 11 ms."""
 
 
 class MeasuredDraftCosts:
@@ -35,7 +35,7 @@ class MeasuredDraftCosts:
         self._row: float | None = None
         """In parts of an iteration without rows; None as long as it is not known, as the others."""
         self._constant: float | None = None
-        """Seconds of an iteration without rows."""
+        """Seconds of an iteration without rows, or of a row where that takes longer."""
         self._step: float | None = None
         """Seconds of a step."""
         self._caught_up: float | None = None
@@ -63,9 +63,8 @@ class MeasuredDraftCosts:
         slope = self._line.slope(LEAST_VARIANCE)
         if slope is None:
             return
-        constant = self._line.constant(slope)
-        self._constant = constant if constant > 0 else None
-        self._row = slope / constant if constant > 0 else MOST
+        self._constant = max(self._line.constant(slope), slope / MOST)
+        self._row = slope / self._constant
 
     def note_drafting(self, result: pb.IterationResult) -> None:
         """Add the time of the draft model in an iteration.

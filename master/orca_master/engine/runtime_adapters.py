@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 TURN_SECONDS = 300.0
 """How long a change waits for those before it."""
 MAX_LOSSES = 2
-"""Losses of workers in a row, while formations load the same adapter, after which it is unloaded."""
+"""Losses of workers in a row, while the same adapter is loaded again, after which it is unloaded or refused."""
 
 
 class _LoadLossError(EngineUnavailableError):

@@ -27,7 +27,7 @@ class Selection:
 
     @property
     def samples(self) -> bool:
-        """True if the last known token of the request is among them, behind which a token is sampled."""
+        """True if a token is sampled: no known token of the request comes behind these. Valid until the dispatch."""
         start = self.request.num_scheduled + self.num_shared_blocks * BLOCK_SIZE
         return self.request.pooling is None and start + self.num_tokens >= self.request.num_tokens
 

@@ -19,8 +19,9 @@ COMMON_WEIGHT = 1 / 64
 """Weight of the latest guess in `Guesses.acceptance`."""
 FIRST_ACCEPTANCE = 0.7
 """Before any guess."""
-PROBE_INTERVAL = 256
-"""Tokens of all requests without a guess after which one is probed."""
+PROBE_INTERVAL = 251
+"""Tokens of all requests without a guess after which one is probed. A prime: a multiple of the length of all answers
+would always choose a request that has just ended."""
 PROBE_INTERVAL_EARLIER = 8
 """Further ones for each token before the request's latest answer that the draft model must catch up on, so that probes
 cost about a hundredth of the time."""
@@ -91,10 +92,11 @@ class ModelDrafts:
             return 0
         if count := num_likely(self.acceptance, costs.least_acceptance_of_step(rows), most):
             num_accepted, saved = costs.gain(count, self.acceptance, rows)
-            saved -= (count * costs.step + costs.look_ahead) / rows  # all rows share them
-            num_iterations = num_left / (1 + num_accepted)
-            num_behind = self.num_earlier + self._num_later
-            return count if saved * num_iterations > num_behind * costs.caught_up else 0
+            saved -= (count * costs.step + costs.look_ahead) / rows  # as if all rows were drafted on
+            if saved > 0:
+                num_iterations = num_left / (1 + num_accepted)
+                num_behind = self.num_earlier + self._num_later
+                return count if saved * num_iterations > num_behind * costs.caught_up else 0
         return min(1, most) if self._is_promising or self._guesses.probed is self else 0
 
     def receive(self, tokens: Sequence[int]) -> None:

@@ -12,7 +12,8 @@ Keys and values of rejected tokens stay in slots behind the valid ones. The next
 read the slot.
 
 Which tokens are worth their time is decided by measured costs (draft_costs.py). With look-ahead an iteration
-repeats tokens only if that saves more time, for all of its requests together, than look-ahead does.
+repeats tokens only if that saves more time, for all of its requests together, than look-ahead does, and the draft model
+drafts only if its drafts do; beside a part of a prompt there is no look-ahead to lose.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def with_drafts(batch: Sequence[Selection], room: Room, config: SchedulerConfig,
     rows, selections = len(batch), list[Selection]()
     num_rows = sum(selection.num_tokens for selection in batch)
     answering = [(selection.request, most) for selection in batch if selection.request.is_answering]
-    if not all(selection.samples for selection in batch):
-        costs = replace(costs, look_ahead=0.0)  # no iteration is sent ahead behind a part of a prompt
-    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs)
+    # No iteration is sent ahead behind a part of a prompt.
+    of_drafts = costs if all(selection.samples for selection in batch) else replace(costs, look_ahead=0.0)
+    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, of_drafts)
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)
