@@ -1,13 +1,13 @@
-"""Measures adapters (LoRA): tokens/s of a batch with one, and of a batch with several, beside the plain model.
+"""Measures adapters (LoRA): tokens/s of a batch with one, and of a batch with several, beside a merged model.
 
     python benchmarks/adapters.py [--batch 1 8] [--rank 16] [--family llama] [--generated 64] [--rounds 5]
         [-- OPTIONS OF serve]
 
-Two servers take turns on the same cores, a model of 110 M random weights of the FAMILY: one alone, as fast as a model
-into which an adapter is merged, the other with three adapters of RANK for every linear map. BATCH requests at a time,
-of 64 prompt tokens and GENERATED more: all for the model, all for one adapter, and in turn for the model and each
-adapter. Printed: medians of tokens/s, and the ratio of the rounds to the plain server, median with the smallest and the
-largest.
+Two servers take turns on the same cores, with a model of 110 M random weights of the FAMILY: one has three adapters of
+RANK for every linear map, the other a model into which the first adapter is merged, and no adapters. BATCH requests at
+a time, of 64 prompt tokens and GENERATED more: all for the model, all for one adapter, and in turn for the model and
+each adapter. Printed: medians of tokens/s, and the ratio of the rounds to the merged model, median with the smallest
+and the largest, from nine rounds on also the confidence interval of the median.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -39,18 +40,21 @@ PROMPT = 64
 NAMES = ("a", "b", "c")
 
 
-def save_adapter(folder: Path, model: Path, rank: int) -> None:
-    """Write an adapter with random weights for every linear map of the model's layers."""
-    tensors = {}
-    for name, weight in load_file(model / "model.safetensors").items():
+def save_adapter(folder: Path, model: Path, rank: int, merged: Path) -> None:
+    """Write an adapter with random weights for every linear map of the model's layers, and the `merged` model."""
+    tensors, weights = dict[str, torch.Tensor](), load_file(model / "model.safetensors")
+    for name, weight in weights.items():
         if (".layers." in name or ".h." in name) and weight.dim() == 2:
-            outputs, inputs = weight.shape if ".layers." in name else weight.shape[::-1]  # gpt2's maps are transposed
+            rows = weight if ".layers." in name else weight.t()  # gpt2's maps are transposed
+            down, up = torch.randn(rank, rows.shape[1]) * 0.01, torch.randn(rows.shape[0], rank) * 0.01
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, inputs) * 0.01
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank) * 0.01
+            tensors |= {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}
+            rows += up @ down
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    shutil.copytree(model, merged)
+    save_file(weights, merged / "model.safetensors", {"format": "pt"})
 
 
 def bodies(models: Sequence[str], batch: int, generated: int, seed: int) -> list[dict[str, Any]]:
@@ -80,20 +84,21 @@ def main() -> None:
         save_model(model, arguments.family)
         modules = []
         for name in NAMES:
-            save_adapter(Path(folder) / name, model, arguments.rank)
+            save_adapter(Path(folder) / name, model, arguments.rank, Path(folder) / f"merged_{name}")
             modules.append(f"{name}={Path(folder) / name}")
-        plain = servers.enter_context(serve(model, options))[1]
+        merged = Path(folder) / f"merged_{NAMES[0]}"
+        plain = servers.enter_context(serve(merged, options))[1]
         adapted = servers.enter_context(serve(model, [*options, "--lora-modules", *modules]))[1]
         for batch in arguments.batch:
             kinds = {"the model": [model.name], "one adapter": ["a"], "the model and three": [model.name, *NAMES]}
             for kind, models in kinds.items():
                 requests = {
                     url: partial(bodies, names, batch, arguments.generated)
-                    for url, names in ((adapted, models), (plain, [model.name]))
+                    for url, names in ((adapted, models), (plain, [merged.name]))
                 }
                 rates = alternate(requests, arguments.rounds)
                 print(
-                    f"batch {batch}, {kind}: {statistics.median(rates[adapted]):.1f} tokens/s, plain "
+                    f"batch {batch}, {kind}: {statistics.median(rates[adapted]):.1f} tokens/s, merged "
                     f"{statistics.median(rates[plain]):.1f}: {ratio(rates[adapted], rates[plain])}"
                 )
 

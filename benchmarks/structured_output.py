@@ -4,15 +4,18 @@
 
 MODEL is a folder with a tokenizer; default: llama of 110 M random weights, whose tokens are bytes and groups of up to
 three letters. Master: a random answer to a schema; the microseconds of processor time for a token's mask and for
-appending the token, mean of all tokens. Engine: this process and its worker answer BATCH requests of TOKENS tokens, in
-turn without and with a grammar that does not end before; medians of the rounds, and the ratio of each round's two runs,
-median with the smallest and the largest. Also the processor time per token of master and
-worker together, which depends less on what else the machine does.
+appending the token, mean of all tokens; and the seconds until hostile schemas are refused, one after another, with
+those in which the process that compiled the last one is replaced. Engine: this process and its worker answer BATCH
+requests of TOKENS tokens, in turn without and with a grammar that does not end before; medians of the rounds, and the
+ratio of each round's two runs, median with the smallest and the largest, from nine rounds on also the confidence
+interval of the median. Also the processor time per token of master and worker together, which depends less on what else
+the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -26,8 +29,11 @@ from typing import Any
 from orca_bench.circumstances import circumstances, line
 from orca_bench.cpu_times import cpu_seconds
 from orca_bench.random_models import save_letters_tokenizer, save_model
+from orca_bench.rounds import ratio
+from orca_master.errors import RequestError
 from orca_master.llm import LLM, SamplingParams
-from orca_master.scheduling.constraint import GrammarKind
+from orca_master.scheduling.constraint import Grammar, GrammarKind
+from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, load_tokenizer, translate
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
 
@@ -44,6 +50,13 @@ ENTRY: dict[str, Any] = {
 }
 SCHEMA = {"type": "array", "items": ENTRY, "minItems": 1000}
 PROMPT = "Write a list of people as JSON:\n"
+HOSTILE = {
+    "deep": '{"title": "NAME", "type": "array", "items": ' * 2000 + "{}" + "}" * 2000,
+    "exponential": json.dumps(
+        {"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}NAME"} for j in range(8)]} for i in range(8)]}
+    ),
+    "slow": json.dumps({"type": "object", "properties": {f"NAME{i}": {"type": "string"} for i in range(4000)}}),
+}
 
 
 def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]:
@@ -63,6 +76,26 @@ def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]
         matcher.accept(token)
         tokens += time.process_time() - begin
     return masks / num_tokens * 1e6, tokens / num_tokens * 1e6
+
+
+async def print_refusals(model: Path) -> None:
+    """Print how long it takes to refuse what is deep, what becomes large, and what takes long to compile."""
+    compiler = GrammarCompiler(model, lambda _: None)
+    await compiler.prepare()
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    begin = time.perf_counter()
+    await compiler.compile(Grammar(GrammarKind.JSON, "{}"), size)
+    print(f"first schema, for which the process starts: {time.perf_counter() - begin:.2f} s", flush=True)
+    for name, text in HOSTILE.items():
+        seconds = []
+        for number in range(5):
+            begin = time.perf_counter()
+            with contextlib.suppress(RequestError):
+                await compiler.compile(Grammar(GrammarKind.JSON, text.replace("NAME", f"n{number}")), size)
+                raise AssertionError(f"{name}: it is compiled")
+            seconds.append(time.perf_counter() - begin)
+        print(f"{name} schema, refused: {statistics.median(seconds):.2f} s (at most {max(seconds):.2f})", flush=True)
+    await compiler.close()
 
 
 def processor_seconds() -> float:
@@ -91,11 +124,6 @@ def run(llm: LLM, batch: int, num_tokens: int, seed: int, constrained: bool) -> 
     return count / seconds, spent / count * 1e6
 
 
-def spread(values: list[float]) -> str:
-    """Return the median with the smallest and the largest value."""
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,20 +148,20 @@ def measure(model: Path, options: argparse.Namespace) -> None:
     """Print the figures of a model."""
     masks, tokens = master_costs(model, 500, options.seed)
     print(f"master: {masks:.0f} us per mask, {tokens:.0f} us per appended token", flush=True)
-    plain, constrained = [], []
+    asyncio.run(print_refusals(model))
+    plain, constrained = list[tuple[float, float]](), list[tuple[float, float]]()
     with LLM(model, dtype=options.dtype, max_batch_size=options.batch) as llm:
         for warm in (False, True):
             run(llm, options.batch, 4, options.seed, warm)
         for number in range(options.rounds):
             seed = options.seed + 1000 * number
-            plain.append(run(llm, options.batch, options.tokens, seed, constrained=False))
-            constrained.append(run(llm, options.batch, options.tokens, seed, constrained=True))
+            for results in (plain, constrained) if number % 2 else (constrained, plain):
+                results.append(run(llm, options.batch, options.tokens, seed, results is constrained))
     for place, unit in enumerate(("tokens/s", "us of processor time per token")):
         without, with_ = ([result[place] for result in results] for results in (plain, constrained))
-        ratios = [one / other for one, other in zip(with_, without, strict=True)]
         print(
             f"batch {options.batch}, {unit}: {statistics.median(without):.0f} without a grammar, "
-            f"{statistics.median(with_):.0f} with one; ratio {spread(ratios)} of {options.rounds} rounds"
+            f"{statistics.median(with_):.0f} with one: {ratio(with_, without)}"
         )
 
 

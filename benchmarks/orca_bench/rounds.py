@@ -14,14 +14,15 @@ FEWEST = 9
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> str:
     """Return the median of the rounds' ratios, with the smallest and the largest: `1.23 x [1.10, 1.30]`.
 
-    From FEWEST rounds on also the confidence interval of the median: `1.23 x [1.10, 1.30] (95 %: 1.21 to 1.26)`.
+    From FEWEST rounds on with a digit more, and the confidence interval of the median:
+    `1.234 x [1.101, 1.304] (95 %: 1.212 to 1.262)`.
     """
     ratios = sorted(over / under for over, under in zip(numerators, denominators, strict=True))
-    text = f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+    median, least, most = statistics.median(ratios), ratios[0], ratios[-1]
     if len(ratios) < FEWEST:
-        return text
-    outside = _num_outside(len(ratios))
-    return f"{text} ({100 * CONFIDENCE:.0f} %: {ratios[outside]:.2f} to {ratios[-1 - outside]:.2f})"
+        return f"{median:.2f} x [{least:.2f}, {most:.2f}]"
+    below, above = ratios[outside := _num_outside(len(ratios))], ratios[-1 - outside]
+    return f"{median:.3f} x [{least:.3f}, {most:.3f}] ({100 * CONFIDENCE:.0f} %: {below:.3f} to {above:.3f})"
 
 
 def _num_outside(count: int) -> int:

@@ -14,7 +14,7 @@ def test_the_ratio_is_of_pairs_with_its_bounds():
 
 def test_many_rounds_have_the_confidence_interval_of_their_median():
     ratios = [1.0, 1.1, *[1.2] * 4, 1.3, 1.4, 1.5, 1.6]
-    assert ratio(ratios, [1.0] * 10) == "1.20 x [1.00, 1.60] (95 %: 1.10 to 1.50)"
+    assert ratio(ratios, [1.0] * 10) == "1.200 x [1.000, 1.600] (95 %: 1.100 to 1.500)"
 
 
 @pytest.mark.parametrize("count", [9, 20, 31, 100])

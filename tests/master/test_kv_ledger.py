@@ -278,6 +278,17 @@ def test_the_counts_of_a_batch_are_those_of_its_admissions():
     assert engine.scheduler.ledger("p0").collect_cache_use() == CacheUse(), "each is counted once"
 
 
+def test_a_rewound_request_finds_the_blocks_that_it_has_computed():
+    scheduler = Scheduler(SchedulerConfig(8, 1), RequestPool(9, 999))
+    scheduler.add_pipeline("p", PagedLedger(8, PrefixCache()))
+    request = Request("r", 0, tuple(range(40)), 3)
+    scheduler.pool.add(request)
+    scheduler.commit(scheduler.dispatch("p", scheduler.select("p")), [7])
+    scheduler.rewind(request)
+    (selection,) = scheduler.select("p").selections
+    assert (selection.num_shared_blocks, selection.num_tokens) == (2, 41 - 2 * BLOCK_SIZE)
+
+
 def test_without_a_prefix_cache_nothing_is_shared():
     ledger = KvLedger(8)
     first, second = (Request(str(n), n, tuple(range(40)), 1) for n in range(2))
@@ -287,7 +298,7 @@ def test_without_a_prefix_cache_nothing_is_shared():
     assert ledger.blocks_to_admit(second) == 3
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @settings(max_examples=2000)
 @given(configs, shapes, st.integers(8, 14), scripts, st.integers(1, 2), st.sampled_from(sorted(LEDGERS)))
 def test_two_thousand_histories_of_shared_blocks(config, shapes, num_blocks, script, pipelines, policy):

@@ -6,6 +6,7 @@ cannot enforce, and which a server therefore refuses.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Callable
@@ -215,10 +216,22 @@ UNSUPPORTED: tuple[Schema, ...] = (
 )
 
 
+HOSTILE: dict[str, Schema] = {
+    "deep": functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(400), Schema()),
+    "exponential": {"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}"} for j in range(8)]} for i in range(8)]},
+    "slow": {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(3000)}},
+}
+"""Refused by the limits of depth, of the compiled grammar's size, and of the processor time of compiling."""
+
+
 def schemas(count: int, seed: int = 0) -> list[Schema]:
-    """Return `count` schemas, all kinds in turn."""
-    rng = random.Random(seed)
-    return [KINDS[index % len(KINDS)](rng) for index in range(count)]
+    """Return `count` different schemas, all kinds in turn as long as a kind has further ones."""
+    rng, found = random.Random(seed), dict[str, Schema]()
+    while len(found) < count:
+        for kind in KINDS:
+            schema = kind(rng)
+            found.setdefault(json.dumps(schema, sort_keys=True), schema)
+    return list(found.values())[:count]
 
 
 def is_prefix_of_json(text: str) -> bool:

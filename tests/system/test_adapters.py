@@ -85,6 +85,38 @@ def test_adapters_in_one_batch_equal_the_merged_models(variant, partitions, rank
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+def test_the_model_and_three_adapters_in_one_batch_equal_four_separate_runs(checkpoint, worker_pool, tmp_path, dtype):
+    """Greedy tokens and drawn ones; each of the separate runs has only the model or one adapter."""
+    variant = "llama-gqa-tied"
+    specs = [AdapterSpec(name=str(number), path=str(tmp_path / str(number))) for number in (1, 2, 3)]
+    for number, (rank, targets, config) in enumerate(FORMS[variant], 1):
+        make_adapter(tmp_path / str(number), variant, number, rank, targets, **config)
+    sampling = [SamplingParameters(), *(SamplingParameters(temperature=0.9, seed=seed) for seed in (3, 4))]
+    cases = list(zip(make_prompts(LENGTHS), sampling, strict=True))
+
+    async def run(models: range) -> dict[str, list[int]]:
+        """Return the tokens of a run with requests for these adapters, which alone are loaded; 0 is the model."""
+        spec = topology(checkpoint(variant), worker_pool.addresses(1))
+        adapters = [specs[number - 1] for number in models if number]
+        options = {"adapters": adapters, "dtype": dtype}
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update=options)})
+        config = EngineConfig(max_batch_size=7, token_budget=64, deterministic=dtype == "float32")
+        async with engine_over(spec, config) as harness:
+            for number in models:
+                place = adapters.index(specs[number - 1]) + 1 if number else 0
+                for index, (prompt, parameters) in enumerate(cases):
+                    request = f"{number}-{index}", prompt, NUM_TOKENS, parameters, frozenset[int]()
+                    harness.engine.submit(Submission(*request, cache_salt=str(number), adapter=place))
+            return await harness.collect(len(models) * len(cases))
+
+    together = asyncio.run(run(range(4)))
+    assert len({tuple(tokens) for tokens in together.values()}) == 4 * len(cases)
+    for number in range(4):
+        alone = asyncio.run(run(range(number, number + 1)))
+        assert alone == {name: tokens for name, tokens in together.items() if name.startswith(f"{number}-")}
+
+
 @pytest.fixture(scope="module")
 def adapted(checkpoint, tmp_path_factory):
     """Return a model's folder and two adapters of it with their merged models."""

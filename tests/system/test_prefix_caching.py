@@ -65,6 +65,7 @@ def check(spec: Topology, admission: str) -> None:
                 assert sum(use.num_hits for use in uses) > 0
                 assert sum(use.num_evictions for use in uses) > 0
                 assert sum(entry.num_tokens for _, batch in harness.batches for entry in batch.requests) < computed
+            assert (harness.preemptions > 0) == (admission == "paged")
             await asyncio.sleep(0.1)
             harness.assert_nothing_held()
 

@@ -113,7 +113,7 @@ def with_draft_model(spec: Topology, path: Path) -> Topology:
 def check(spec: Topology, admission: str) -> None:
     """Chunked prompts, all kinds of sampling, few blocks: with rewinds, cancels and preemption."""
     shared: dict[str, Any] = {"max_batch_size": 3, "token_budget": 48, "deterministic": spec.model.dtype == "float32"}
-    drafts: dict[str, Any] = {"speculative_tokens": 6, "kv_slots": 20 * BLOCK_SIZE, "admission": admission}
+    drafts: dict[str, Any] = {"speculative_tokens": 6, "kv_slots": 12 * BLOCK_SIZE, "admission": admission}
 
     async def compare() -> None:
         async with engine_over(spec, EngineConfig(**shared)) as harness:
@@ -125,6 +125,7 @@ def check(spec: Topology, admission: str) -> None:
                 assert await play(harness, requests(), seed) == expected
                 drafted, accepted = (sum(entry[place] for entry in harness.drafts) for place in (1, 2))
                 assert 0 < accepted < drafted
+            assert (harness.preemptions > 0) == (admission == "paged")
             await asyncio.sleep(0.1)
             harness.assert_nothing_held()
 
