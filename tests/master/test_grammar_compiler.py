@@ -142,6 +142,7 @@ def test_hostile_grammars_are_refused_and_others_compile_meanwhile(tmp_path):
 
     async def scene(compiler: Counting) -> None:
         await compiler.compile(cached, VOCABULARY)
+        process = compiler._process
         hostile = [asyncio.create_task(compiler.compile(grammar, VOCABULARY)) for grammar in HOSTILE]
         await asyncio.sleep(0)
         await compiler.compile(cached, VOCABULARY)
@@ -151,6 +152,7 @@ def test_hostile_grammars_are_refused_and_others_compile_meanwhile(tmp_path):
             assert "cannot be compiled" in str(refusal)
             assert len(str(refusal)) < 1200
         await compiler.compile(Grammar(REGEX, "b"), VOCABULARY)
+        assert compiler._process is process, "a refused grammar costs no start of a process"
 
     play(tmp_path, scene)
 

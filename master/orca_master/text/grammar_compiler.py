@@ -1,7 +1,7 @@
 """`GrammarCompiler`: from a client's grammar to the matcher of an answer, with bounded time, memory and cache.
 
-A new grammar is compiled twice: first in a process that can be killed (grammar_process.py), which refuses what is
-invalid, slow or large, and then on a thread of the master, where llguidance releases the interpreter lock. Copies of a
+A new grammar is compiled twice: first in a process of its own (grammar_process.py), which refuses what is invalid, slow
+or large, and then on a thread of the master, where llguidance releases the interpreter lock. Copies of a
 compiled grammar cost microseconds, so all answers to it, also of later requests, begin with a copy from the cache.
 """
 
@@ -29,8 +29,8 @@ MAX_CACHED = 64
 """Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
 MAX_WAITING = 256
 """Maximum number of requests that wait for the process."""
-WALL_SECONDS = 60.0
-"""Timeout of an exchange with the process, whose own limit is of processor time: reached only on a stalled machine."""
+EXCHANGE_SECONDS = 60.0
+"""Timeout of an exchange with the process, longer than that of its children."""
 
 
 class GrammarCompiler:
@@ -163,7 +163,7 @@ async def _ask(process: asyncio.subprocess.Process, frame: dict[str, str] | None
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(WALL_SECONDS):
+        async with asyncio.timeout(EXCHANGE_SECONDS):
             if frame is not None:
                 process.stdin.write(encode_frame(frame))
                 await process.stdin.drain()

@@ -2,23 +2,25 @@
 
     python -P -m orca_master.text.grammar_process MODEL
 
-llguidance has limits of its own (`LIMITS`), but some hostile grammars need seconds below them, and a thread cannot be
+llguidance has limits of its own (`limits`), but some hostile grammars need seconds below them, and a thread cannot be
 ended. Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian,
 and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}, for the
 schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says whether the model's
-tokenizer can be used. A grammar that takes more than CPU_SECONDS of processor time, or more than MEMORY_BYTES, ends the
-process. The process ends with its parent, which closes the pipe.
+tokenizer can be used. Each grammar is compiled in a forked child, which has the tokenizer; the answer is {} if the
+child ends before, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES. The process ends with its
+parent, which closes the pipe.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits
@@ -33,6 +35,8 @@ from orca_master.text.schema_errors import locate
 from orca_master.text.tokenizer import stop_token_ids
 
 CPU_SECONDS = 0.5
+WALL_SECONDS = 50
+"""Limit of a child's time, which only a stalled machine or an endless wait can reach."""
 TRIED_TOKENS = 4
 """Tokens of an answer that are tried: most grammars that are too complex for llguidance show it by then."""
 MEMORY_BYTES = 512 << 20
@@ -155,6 +159,23 @@ def _error_of_schema(schema: Any) -> str:
         return str(error)
 
 
+def answer_in_child(tokenizer: LLTokenizer, content: bytes, sink: BinaryIO) -> bool:
+    """Write the answer to a frame from a child; return False, and write nothing, if the child ends before."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] == 0
+    status = 1
+    try:
+        signal.alarm(WALL_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        frame = encode_frame(answer(tokenizer, json.loads(content)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sink.write(frame)
+        sink.flush()
+        status = 0
+    finally:
+        os._exit(status)
+
+
 def main() -> int:
     """Answer frames until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the end of the input ends this process
@@ -169,14 +190,13 @@ def main() -> int:
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sink.write(encode_frame(reply))
-        sink.flush()
-        if tokenizer is None or (content := read_content(source)) is None:
-            return 0
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        reply = answer(tokenizer, json.loads(content))
+    sink.write(encode_frame(reply))
+    sink.flush()
+    while tokenizer is not None and (content := read_content(source)) is not None:
+        if not answer_in_child(tokenizer, content, sink):
+            sink.write(encode_frame({}))
+            sink.flush()
+    return 0
 
 
 if __name__ == "__main__":
