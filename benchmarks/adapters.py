@@ -40,8 +40,8 @@ PROMPT = 64
 NAMES = ("a", "b", "c")
 
 
-def save_adapter(folder: Path, model: Path, rank: int, merged: Path) -> None:
-    """Write an adapter with random weights for every linear map of the model's layers, and the `merged` model."""
+def save_adapter(folder: Path, model: Path, rank: int, merged: Path | None) -> None:
+    """Write an adapter with random weights for every linear map of the model's layers, and the model with it merged."""
     tensors, weights = dict[str, torch.Tensor](), load_file(model / "model.safetensors")
     for name, weight in weights.items():
         if (".layers." in name or ".h." in name) and weight.dim() == 2:
@@ -53,8 +53,9 @@ def save_adapter(folder: Path, model: Path, rank: int, merged: Path) -> None:
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
-    shutil.copytree(model, merged)
-    save_file(weights, merged / "model.safetensors", {"format": "pt"})
+    if merged is not None:
+        shutil.copytree(model, merged)
+        save_file(weights, merged / "model.safetensors", {"format": "pt"})
 
 
 def bodies(models: Sequence[str], batch: int, generated: int, seed: int) -> list[dict[str, Any]]:
@@ -80,13 +81,12 @@ def main() -> None:
     unwind_on_sigterm()
     print(line(circumstances(0)))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
-        model = Path(folder) / "model"
+        model, merged = Path(folder) / "model", Path(folder) / "merged"
         save_model(model, arguments.family)
-        modules = []
+        modules = list[str]()
         for name in NAMES:
-            save_adapter(Path(folder) / name, model, arguments.rank, Path(folder) / f"merged_{name}")
+            save_adapter(Path(folder) / name, model, arguments.rank, None if modules else merged)
             modules.append(f"{name}={Path(folder) / name}")
-        merged = Path(folder) / f"merged_{NAMES[0]}"
         plain = servers.enter_context(serve(merged, options))[1]
         adapted = servers.enter_context(serve(model, [*options, "--lora-modules", *modules]))[1]
         for batch in arguments.batch:

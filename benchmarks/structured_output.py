@@ -4,12 +4,11 @@
 
 MODEL is a folder with a tokenizer; default: llama of 110 M random weights, whose tokens are bytes and groups of up to
 three letters. Master: a random answer to a schema; the microseconds of processor time for a token's mask and for
-appending the token, mean of all tokens; and the seconds until hostile schemas are refused, one after another, with
-those in which the process that compiled the last one is replaced. Engine: this process and its worker answer BATCH
-requests of TOKENS tokens, in turn without and with a grammar that does not end before; medians of the rounds, and the
-ratio of each round's two runs, median with the smallest and the largest, from nine rounds on also the confidence
-interval of the median. Also the processor time per token of master and worker together, which depends less on what else
-the machine does.
+appending the token, mean of all tokens; and the seconds until hostile schemas are refused, one after another. Engine:
+this process and its worker answer BATCH requests of TOKENS tokens, in turn without and with a grammar that does not end
+before; medians of the rounds, and the ratio of each round's two runs, median with the smallest and the largest, from
+nine rounds on also the confidence interval of the median. Also the processor time per token of master and worker
+together, which depends less on what else the machine does.
 """
 
 from __future__ import annotations

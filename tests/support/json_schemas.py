@@ -219,7 +219,7 @@ UNSUPPORTED: tuple[Schema, ...] = (
 HOSTILE: dict[str, Schema] = {
     "deep": functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(400), Schema()),
     "exponential": {"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}"} for j in range(8)]} for i in range(8)]},
-    "slow": {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(3000)}},
+    "slow": {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}},
 }
 """Refused by the limits of depth, of the compiled grammar's size, and of the processor time of compiling."""
 

@@ -56,7 +56,7 @@ def check(spec: Topology, admission: str) -> None:
         async with engine_over(spec, EngineConfig(**shared, prefix_caching=False)) as harness:
             expected = await play(harness, requests(), 0)
             computed = sum(entry.num_tokens for _, batch in harness.batches for entry in batch.requests)
-        config = EngineConfig(**shared, kv_slots=16 * BLOCK_SIZE, admission=admission)
+        config = EngineConfig(**shared, kv_slots=12 * BLOCK_SIZE, admission=admission)
         async with engine_over(spec, config) as harness:
             for seed in range(3):
                 harness.batches.clear()

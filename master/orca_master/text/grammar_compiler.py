@@ -137,6 +137,8 @@ class GrammarCompiler:
         answer = None if process is None else await _ask(process, frame)
         if answer is None:
             await self._end()
+        if answer is not None and "unavailable" in answer:
+            raise EngineUnavailableError(f"no process can be started to compile a grammar: {answer['unavailable']}")
         return answer or {}
 
     async def _started(self) -> asyncio.subprocess.Process | None:

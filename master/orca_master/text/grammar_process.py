@@ -7,12 +7,13 @@ ended. Reads frames from standard input and answers each on standard output; a f
 and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}, for the
 schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says whether the model's
 tokenizer can be used. Each grammar is compiled in a forked child, which has the tokenizer; the answer is {} if the
-child ends before, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES. The process ends with its
-parent, which closes the pipe.
+child ends before, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES, and {"unavailable"} if the
+system has no child to give. The process ends with its parent, which closes the pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -20,12 +21,13 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 from orca_protos.model_files import CONFIG_BYTES, TOKENIZER_BYTES, MissingFileError, read_file, read_object
+from orca_protos.parent_death import die_with_parent
 
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import GrammarKind
@@ -159,18 +161,37 @@ def _error_of_schema(schema: Any) -> str:
         return str(error)
 
 
-def answer_in_child(tokenizer: LLTokenizer, content: bytes, sink: BinaryIO) -> bool:
-    """Write the answer to a frame from a child; return False, and write nothing, if the child ends before."""
-    if child := os.fork():
-        return os.waitpid(child, 0)[1] == 0
+def answer_in_child(tokenizer: LLTokenizer, content: bytes) -> bytes:
+    """Return the frame with the answer to a frame's content, {} if the child that compiles the grammar ends before.
+
+    The child writes to a pipe of its own, so that one that ends while it writes leaves nothing on the standard output.
+    """
+    source, sink = os.pipe()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(source)
+        os.close(sink)
+        return encode_frame({"unavailable": error.strerror})
+    if not child:
+        _answer_and_exit(tokenizer, content, sink)
+    os.close(sink)
+    with open(source, "rb") as answers:
+        frame = answers.read()
+    _, status = os.waitpid(child, 0)
+    return frame if frame and status == 0 else encode_frame({})
+
+
+def _answer_and_exit(tokenizer: LLTokenizer, content: bytes, sink: int) -> NoReturn:
     status = 1
     try:
+        die_with_parent()
         signal.alarm(WALL_SECONDS)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         frame = encode_frame(answer(tokenizer, json.loads(content)))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sink.write(frame)
-        sink.flush()
+        with open(sink, "wb") as answers:
+            answers.write(frame)
         status = 0
     finally:
         os._exit(status)
@@ -180,6 +201,8 @@ def main() -> int:
     """Answer frames until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the end of the input ends this process
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and block SIGALRM
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     tokenizer, reply = None, {}
     try:
@@ -190,13 +213,15 @@ def main() -> int:
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sink.write(encode_frame(reply))
-    sink.flush()
-    while tokenizer is not None and (content := read_content(source)) is not None:
-        if not answer_in_child(tokenizer, content, sink):
-            sink.write(encode_frame({}))
+    frame = encode_frame(reply)
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            sink.write(frame)
             sink.flush()
-    return 0
+            if tokenizer is None or (content := read_content(source)) is None:
+                return 0
+            frame = answer_in_child(tokenizer, content)
+    os._exit(0)  # the interpreter would try to flush the rest
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""The process that compiles grammars: its children, however they end, and the signals that it inherits."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from orca_master.errors import EngineUnavailableError
+from orca_master.scheduling.constraint import Grammar, GrammarKind
+from orca_master.text import grammar_compiler, grammar_process
+from orca_master.text.grammar_compiler import GrammarCompiler
+from orca_master.text.process_frames import encode_frame, read_content
+from support.grammars import write_model
+
+CONTENT = json.dumps({"kind": "regex", "text": "a"}).encode()
+
+
+def answer_of(frame: bytes) -> dict[str, str]:
+    stream = io.BytesIO(frame)
+    content = read_content(stream)
+    assert content is not None
+    assert not stream.read(), "one frame"
+    return json.loads(content)
+
+
+@pytest.mark.parametrize("end", [os.abort, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(0)])
+def test_a_child_that_ends_early_leaves_an_empty_answer(tmp_path, monkeypatch, end):
+    tokenizer, _ = grammar_process.load_tokenizer(write_model(tmp_path, 300))
+    assert "grammar" in answer_of(grammar_process.answer_in_child(tokenizer, CONTENT))
+    monkeypatch.setattr(grammar_process, "answer", lambda tokenizer, frame: end())
+    assert answer_of(grammar_process.answer_in_child(tokenizer, CONTENT)) == {}
+
+
+def test_an_answer_may_be_larger_than_a_pipe(tmp_path, monkeypatch):
+    tokenizer, _ = grammar_process.load_tokenizer(write_model(tmp_path, 300))
+    large = {"grammar": "a" * (1 << 20)}
+    monkeypatch.setattr(grammar_process, "answer", lambda tokenizer, frame: large)
+    assert answer_of(grammar_process.answer_in_child(tokenizer, CONTENT)) == large
+
+
+def test_a_system_without_further_processes_is_not_the_fault_of_the_grammar(tmp_path, monkeypatch):
+    tokenizer, _ = grammar_process.load_tokenizer(write_model(tmp_path, 300))
+
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fork", fork)
+        refusal = answer_of(grammar_process.answer_in_child(tokenizer, CONTENT))
+    assert refusal == {"unavailable": "Resource temporarily unavailable"}
+
+    async def scene() -> None:
+        compiler = GrammarCompiler(tmp_path, lambda _: None)
+        await compiler.prepare()
+
+        async def ask(process: object, frame: dict[str, str] | None) -> dict[str, str]:
+            return {} if frame is None else refusal
+
+        monkeypatch.setattr(grammar_compiler, "_ask", ask)
+        with pytest.raises(EngineUnavailableError, match="to compile a grammar: Resource temporarily unavailable"):
+            await compiler.compile(Grammar(GrammarKind.REGEX, "a"), 300)
+        await compiler.close()
+
+    asyncio.run(scene())
+
+
+def test_ignored_and_blocked_signals_of_the_parent_change_nothing(tmp_path):
+    """A master may be started with SIGCHLD ignored, and one that is restarted has SIGALRM blocked."""
+
+    def before_exec() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGPROF})
+
+    frames = b"".join(encode_frame(json.loads(CONTENT)) for _ in range(3))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "orca_master.text.grammar_process", str(write_model(tmp_path, 300))],
+        input=frames, stdout=subprocess.PIPE, preexec_fn=before_exec, timeout=120, check=True,
+    )  # fmt: skip
+    source, answers = io.BytesIO(done.stdout), list[dict[str, str]]()
+    while (content := read_content(source)) is not None:
+        answers.append(json.loads(content))
+    assert [list(answer) for answer in answers] == [[], *[["grammar"]] * 3]
