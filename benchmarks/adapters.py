@@ -40,22 +40,30 @@ PROMPT = 64
 NAMES = ("a", "b", "c")
 
 
-def save_adapter(folder: Path, model: Path, rank: int, merged: Path | None) -> None:
-    """Write an adapter with random weights for every linear map of the model's layers, and the model with it merged."""
-    tensors, weights = dict[str, torch.Tensor](), load_file(model / "model.safetensors")
-    for name, weight in weights.items():
+def save_adapter(folder: Path, model: Path, rank: int) -> None:
+    """Write an adapter with random weights for every linear map of the model's layers."""
+    tensors = {}
+    for name, weight in load_file(model / "model.safetensors").items():
         if (".layers." in name or ".h." in name) and weight.dim() == 2:
-            rows = weight if ".layers." in name else weight.t()  # gpt2's maps are transposed
-            down, up = torch.randn(rank, rows.shape[1]) * 0.01, torch.randn(rows.shape[0], rank) * 0.01
+            outputs, inputs = weight.shape if ".layers." in name else weight.shape[::-1]  # gpt2's maps are transposed
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors |= {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}
-            rows += up @ down
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, inputs) * 0.01
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank) * 0.01
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
-    if merged is not None:
-        shutil.copytree(model, merged)
-        save_file(weights, merged / "model.safetensors", {"format": "pt"})
+
+
+def save_merged(folder: Path, model: Path, adapter: Path) -> None:
+    """Write the model with an adapter of `save_adapter` merged into it."""
+    tensors, weights = load_file(adapter / "adapter_model.safetensors"), load_file(model / "model.safetensors")
+    for name, weight in weights.items():
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        if (down := tensors.get(f"{prefix}.lora_A.weight")) is not None:
+            update = tensors[f"{prefix}.lora_B.weight"] @ down
+            weight.add_(update if ".layers." in name else update.t())
+    shutil.copytree(model, folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def bodies(models: Sequence[str], batch: int, generated: int, seed: int) -> list[dict[str, Any]]:
@@ -83,10 +91,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         model, merged = Path(folder) / "model", Path(folder) / "merged"
         save_model(model, arguments.family)
-        modules = list[str]()
+        modules = []
         for name in NAMES:
-            save_adapter(Path(folder) / name, model, arguments.rank, None if modules else merged)
+            save_adapter(Path(folder) / name, model, arguments.rank)
             modules.append(f"{name}={Path(folder) / name}")
+        save_merged(merged, model, Path(folder) / NAMES[0])
         plain = servers.enter_context(serve(merged, options))[1]
         adapted = servers.enter_context(serve(model, [*options, "--lora-modules", *modules]))[1]
         for batch in arguments.batch:

@@ -50,11 +50,9 @@ ENTRY: dict[str, Any] = {
 SCHEMA = {"type": "array", "items": ENTRY, "minItems": 1000}
 PROMPT = "Write a list of people as JSON:\n"
 HOSTILE = {
-    "deep": '{"title": "NAME", "type": "array", "items": ' * 2000 + "{}" + "}" * 2000,
-    "exponential": json.dumps(
-        {"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}NAME"} for j in range(8)]} for i in range(8)]}
-    ),
-    "slow": json.dumps({"type": "object", "properties": {f"NAME{i}": {"type": "string"} for i in range(4000)}}),
+    "deep": '{"type": "array", "items": ' * 2000 + "{}" + "}" * 2000,
+    "exponential": json.dumps({"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}"} for j in range(8)]} for i in range(8)]}),
+    "slow": json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}),
 }
 
 
@@ -87,10 +85,10 @@ async def print_refusals(model: Path) -> None:
     print(f"first schema, for which the process starts: {time.perf_counter() - begin:.2f} s", flush=True)
     for name, text in HOSTILE.items():
         seconds = []
-        for number in range(5):
+        for _ in range(5):  # a refusal is not kept
             begin = time.perf_counter()
             with contextlib.suppress(RequestError):
-                await compiler.compile(Grammar(GrammarKind.JSON, text.replace("NAME", f"n{number}")), size)
+                await compiler.compile(Grammar(GrammarKind.JSON, text), size)
                 raise AssertionError(f"{name}: it is compiled")
             seconds.append(time.perf_counter() - begin)
         print(f"{name} schema, refused: {statistics.median(seconds):.2f} s (at most {max(seconds):.2f})", flush=True)

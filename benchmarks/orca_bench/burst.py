@@ -31,7 +31,7 @@ def alternate(
     """
     rates: dict[str, list[float]] = {url: [] for url in bodies}
     for number in range(rounds + 1):
-        for url in list(bodies)[:: -1 if number % 2 else 1]:
+        for url in reversed(list(bodies)) if number % 2 else bodies:
             rate = asyncio.run(tokens_per_second(url, bodies[url](number)))
             rates[url] += [rate] if number else []
     return rates

@@ -7,19 +7,19 @@ import statistics
 from collections.abc import Sequence
 
 CONFIDENCE = 0.95
-FEWEST = 9
-"""Rounds: of fewer, the interval of the median is that of the smallest and the largest ratio, or none is so sure."""
+FEWEST_ROUNDS = 9
+"""From which on the confidence interval of the median is narrower than that of the smallest and the largest ratio."""
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> str:
     """Return the median of the rounds' ratios, with the smallest and the largest: `1.23 x [1.10, 1.30]`.
 
-    From FEWEST rounds on with a digit more, and the confidence interval of the median:
+    From FEWEST_ROUNDS on with a digit more, and the confidence interval of the median:
     `1.234 x [1.101, 1.304] (95 %: 1.212 to 1.262)`.
     """
     ratios = sorted(over / under for over, under in zip(numerators, denominators, strict=True))
     median, least, most = statistics.median(ratios), ratios[0], ratios[-1]
-    if len(ratios) < FEWEST:
+    if len(ratios) < FEWEST_ROUNDS:
         return f"{median:.2f} x [{least:.2f}, {most:.2f}]"
     below, above = ratios[outside := _num_outside(len(ratios))], ratios[-1 - outside]
     return f"{median:.3f} x [{least:.3f}, {most:.3f}] ({100 * CONFIDENCE:.0f} %: {below:.3f} to {above:.3f})"

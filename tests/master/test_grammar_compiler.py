@@ -15,20 +15,18 @@ from orca_master.text import grammar_compiler
 from orca_master.text.call_grammar import CallableFunction, CallGrammar
 from orca_master.text.grammar_compiler import GrammarCompiler
 from support.grammars import tokens_of, write_model
+from support.json_schemas import HOSTILE as HOSTILE_SCHEMAS
 from support.json_schemas import UNSUPPORTED, schemas
 
 VOCABULARY = 300
 JSON, REGEX, CHOICE, GRAMMAR, CALLS = GrammarKind
-SLOW = Grammar(
-    JSON, json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}})
-)
-"""Needs seconds of processor time, below all limits of llguidance."""
+SLOW = Grammar(JSON, json.dumps(HOSTILE_SCHEMAS["slow"]))
 WIDE = {f"p{index}": {"type": "string"} for index in range(600)}
 """Optional properties: too many for llguidance once an object has begun."""
 HOSTILE = [
     SLOW,
     Grammar(JSON, '{"type":"array","items":' * 4000 + "{}" + "}" * 4000),
-    Grammar(JSON, json.dumps({"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}"} for j in range(8)]} for i in range(8)]})),
+    Grammar(JSON, json.dumps(HOSTILE_SCHEMAS["exponential"])),
     Grammar(REGEX, "((a{1000}){1000}){1000}"),
     Grammar(REGEX, "(" * 20_000 + "a" + ")" * 20_000),
     Grammar(GRAMMAR, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),

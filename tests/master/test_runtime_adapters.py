@@ -388,6 +388,16 @@ def test_an_adapter_of_an_earlier_master_is_restored_under_its_number_only():
     play(two, scene)
 
 
+async def lose_workers_over_a_restore(made: Engine) -> None:
+    """Restore an adapter whose load kills the workers of both pipelines, and wait until both serve again."""
+    made.cluster.adapter_errors["/d/z"] = KILLED
+    for name in ("a", "b"):
+        made.cluster.newest(name).adapter_errors = made.cluster.adapter_errors
+    with pytest.raises(EngineUnavailableError, match="workers were lost"):
+        await made.engine.adapters.restore("z", "/d/z", "key", "/d/z")
+    await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+
+
 def test_an_adapter_with_other_files_or_over_which_workers_are_lost_is_not_restored():
     async def scene(made: Engine) -> None:
         await both_serve(made)
@@ -396,12 +406,7 @@ def test_an_adapter_with_other_files_or_over_which_workers_are_lost_is_not_resto
             await adapters.restore("y", "/d/y", "key", "earlier")
         with pytest.raises(RequestError, match="a path below the folder"):
             await adapters.restore("y", "/e/y", "key", "/e/y")
-        made.cluster.adapter_errors["/d/z"] = KILLED
-        for name in ("a", "b"):
-            made.cluster.newest(name).adapter_errors = made.cluster.adapter_errors
-        with pytest.raises(EngineUnavailableError, match="workers were lost"):
-            await adapters.restore("z", "/d/z", "key", "/d/z")
-        await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+        await lose_workers_over_a_restore(made)
         with pytest.raises(RequestError, match="workers were lost 2 times"):
             await adapters.restore("z", "/d/z", "key", "/d/z")
         assert adapters.registry.present == []
@@ -414,12 +419,7 @@ def test_losses_of_workers_before_an_adapter_was_restored_do_not_count():
         await both_serve(made)
         adapters = made.engine.adapters
         for _ in range(2):
-            made.cluster.adapter_errors["/d/z"] = KILLED
-            for name in ("a", "b"):
-                made.cluster.newest(name).adapter_errors = made.cluster.adapter_errors
-            with pytest.raises(EngineUnavailableError, match="workers were lost"):
-                await adapters.restore("z", "/d/z", "key", "/d/z")
-            await made.until(lambda: len(made.engine._pipelines.serving) == 2)
+            await lose_workers_over_a_restore(made)
             made.cluster.adapter_errors.clear()
             adapters.release(await adapters.restore("z", "/d/z", "key", "/d/z"))
 

@@ -1,7 +1,7 @@
-"""JSON schemas of the kinds that clients send, generated from a seed: for tests and the benchmark of structured output.
+"""JSON schemas of the kinds that clients send, generated from a seed, and schemas that a server refuses.
 
 `KINDS` has one function per kind, which returns a schema of bounded answers. `UNSUPPORTED` are kinds that llguidance
-cannot enforce, and which a server therefore refuses.
+cannot enforce; `HOSTILE` are schemas beyond the limits.
 """
 
 from __future__ import annotations
@@ -214,14 +214,12 @@ UNSUPPORTED: tuple[Schema, ...] = (
     {"type": "string", "format": "unheard-of"},
     {"$ref": "https://example.com/schema.json"},
 )
-
-
 HOSTILE: dict[str, Schema] = {
     "deep": functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(400), Schema()),
     "exponential": {"allOf": [{"anyOf": [{"pattern": f"a*b{i}{j}"} for j in range(8)]} for i in range(8)]},
     "slow": {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}},
 }
-"""Refused by the limits of depth, of the compiled grammar's size, and of the processor time of compiling."""
+"""Beyond the limits of depth, of the compiled grammar's size, and of the processor time of compiling."""
 
 
 def schemas(count: int, seed: int = 0) -> list[Schema]:

@@ -79,8 +79,8 @@ def with_drafts(batch: Sequence[Selection], room: Room, config: SchedulerConfig,
     num_rows = sum(selection.num_tokens for selection in batch)
     answering = [(selection.request, most) for selection in batch if selection.request.is_answering]
     # No iteration is sent ahead behind a part of a prompt.
-    of_drafts = costs if all(selection.samples for selection in batch) else replace(costs, look_ahead=0.0)
-    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, of_drafts)
+    costs_now = costs if all(selection.samples for selection in batch) else replace(costs, look_ahead=0.0)
+    has_drafts = drafts_pay(answering, room_for_drafts(num_rows, room.num_tokens), rows, costs_now)
     for selection in batch:
         request = selection.request
         left = room_for_drafts(num_rows, room.num_tokens)

@@ -29,7 +29,7 @@ MAX_CACHED = 64
 """Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
 MAX_WAITING = 256
 """Maximum number of requests that wait for the process."""
-EXCHANGE_SECONDS = 60.0
+WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, longer than that of its children."""
 
 
@@ -128,7 +128,10 @@ class GrammarCompiler:
         return RequestError(message, grammar.field)
 
     async def _exchange(self, frame: dict[str, str]) -> dict[str, Any]:
-        """Return the answer to one frame; if the process does not answer, kill it and return {}."""
+        """Return the answer to one frame; if the process does not answer, kill it and return {}.
+
+        Raises EngineUnavailableError if no process can be started.
+        """
         try:
             process = await self._started()
         except OSError as error:  # a limit of descriptors or processes is reached
@@ -137,9 +140,10 @@ class GrammarCompiler:
         answer = None if process is None else await _ask(process, frame)
         if answer is None:
             await self._end()
-        if answer is not None and "unavailable" in answer:
+            return {}
+        if "unavailable" in answer:
             raise EngineUnavailableError(f"no process can be started to compile a grammar: {answer['unavailable']}")
-        return answer or {}
+        return answer
 
     async def _started(self) -> asyncio.subprocess.Process | None:
         """Return the process once it has loaded the tokenizer; None if that fails."""
@@ -165,7 +169,7 @@ async def _ask(process: asyncio.subprocess.Process, frame: dict[str, str] | None
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(EXCHANGE_SECONDS):
+        async with asyncio.timeout(WALL_SECONDS):
             if frame is not None:
                 process.stdin.write(encode_frame(frame))
                 await process.stdin.drain()

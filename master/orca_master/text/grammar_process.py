@@ -7,8 +7,8 @@ ended. Reads frames from standard input and answers each on standard output; a f
 and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}, for the
 schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says whether the model's
 tokenizer can be used. Each grammar is compiled in a forked child, which has the tokenizer; the answer is {} if the
-child ends before, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES, and {"unavailable"} if the
-system has no child to give. The process ends with its parent, which closes the pipe.
+child ends early, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES, and {"unavailable"}, with
+the reason, if the system cannot start a child. The process ends with its parent, which closes the pipe.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from orca_master.text.schema_errors import locate
 from orca_master.text.tokenizer import stop_token_ids
 
 CPU_SECONDS = 0.5
-WALL_SECONDS = 50
-"""Limit of a child's time, which only a stalled machine or an endless wait can reach."""
+CHILD_SECONDS = 50
+"""Maximum lifetime of a child, reached only on a stalled machine or in an endless wait."""
 TRIED_TOKENS = 4
 """Tokens of an answer that are tried: most grammars that are too complex for llguidance show it by then."""
 MEMORY_BYTES = 512 << 20
@@ -162,7 +162,7 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def answer_in_child(tokenizer: LLTokenizer, content: bytes) -> bytes:
-    """Return the frame with the answer to a frame's content, {} if the child that compiles the grammar ends before.
+    """Compile the grammar of a frame's content in a child; return the frame of the answer, {} if the child ends early.
 
     The child writes to a pipe of its own, so that one that ends while it writes leaves nothing on the standard output.
     """
@@ -186,7 +186,7 @@ def _answer_and_exit(tokenizer: LLTokenizer, content: bytes, sink: int) -> NoRet
     status = 1
     try:
         die_with_parent()
-        signal.alarm(WALL_SECONDS)
+        signal.alarm(CHILD_SECONDS)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         frame = encode_frame(answer(tokenizer, json.loads(content)))
         signal.setitimer(signal.ITIMER_PROF, 0)
