@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from orca_master.engine.measured_draft_costs import LEAST, LOOK_AHEAD, LOOK_AHEAD_SECONDS, MOST, MeasuredDraftCosts
@@ -30,6 +31,16 @@ def test_iterations_of_nearly_as_many_rows_change_nothing():
         measured.note_rows(drawn.uniform(0.04, 0.06), drawn.choice([16, 16, 16, 15]))
         measured.note_drafting(result(0.004, 2, 2))
     assert measured.costs == DraftCosts()
+
+
+def test_an_iteration_that_takes_much_longer_than_others_of_its_size_changes_nothing():
+    """As the first one of each size does, which is recorded: without this a row would seem to cost 0.01."""
+    measured, occurred = MeasuredDraftCosts(), Counter[int]()
+    for rows in (16, 1, 2, 30, 16, 24, 16, 16) * 6:
+        occurred[rows] += 1
+        slow = 0.06 if occurred[rows] == 1 or (rows, occurred[rows]) == (1, 5) else 0.0
+        measured.note_rows(0.004 + 0.0024 * rows + slow, rows)
+    assert measured.costs.row == pytest.approx(0.6, rel=0.01)
 
 
 def test_the_cost_of_a_row_has_bounds():
@@ -68,7 +79,8 @@ def test_prompts_that_the_draft_model_catches_up_on_have_a_cost_of_their_own(lon
         rows, steps = drawn.choice([1, 4, 9, 16]), drawn.choice([1, 3, 8])
         measured.note_rows(0.05 * (1 + 0.1 * rows), rows)
         prompt = 256 if number % 50 == (0 if long_first else 25) else 0
-        measured.note_drafting(result(0.01 * steps + 0.001 * prompt, 2 + prompt, *[steps] * rows))
+        seconds = 0.2 * 0.05 * steps * (1 + 0.1 * rows) + 0.001 * prompt
+        measured.note_drafting(result(seconds, rows + prompt, *[steps] * rows))
     assert measured.costs.step == pytest.approx(0.2, rel=0.1)
     assert measured.costs.caught_up == pytest.approx(0.02, rel=0.3)
 
@@ -80,3 +92,26 @@ def test_a_part_of_a_prompt_without_a_draft_is_measured_too():
         measured.note_drafting(result(0.256, 256))
     assert measured.costs.caught_up == pytest.approx(0.02)
     assert measured.costs.step == DraftCosts().step
+
+
+@pytest.mark.parametrize("row", [0.02, 0.4, 1.0])
+def test_a_step_is_measured_against_an_iteration_of_as_many_rows(row):
+    """Steps of one row say what steps of sixteen take, also where these take longer than an iteration without rows."""
+    measured = MeasuredDraftCosts()
+    for rows in (1, 16) * 20:
+        measured.note_rows(0.01 * (1 + row * rows), rows)
+        measured.note_drafting(result(2 * 0.35 * 0.01 * (1 + row), 1, 2))
+    assert measured.costs.step == pytest.approx(0.35)
+    assert measured.costs.drafting(1, 16) == pytest.approx(0.35 * (1 + 16 * row), rel=0.01)
+    for _ in range(100):
+        measured.note_drafting(result(3 * 0.35 * 0.01 * (1 + 16 * row), 16, *[3] * 16))
+    assert measured.costs.step == pytest.approx(0.35)
+
+
+def test_a_first_slow_step_does_not_decide_for_long():
+    measured = MeasuredDraftCosts()
+    for rows in (1, 16) * 20:
+        measured.note_rows(0.05 * (1 + 0.1 * rows), rows)
+    for seconds in [1.0] + [0.011] * 60:
+        measured.note_drafting(result(seconds, 1, 1))
+    assert measured.costs.step < 0.5

@@ -67,7 +67,7 @@ def test_acceptance_follows_the_guesses_of_the_request_and_begins_with_those_of_
     assert wanted(wrong) == 0
 
 
-@pytest.mark.parametrize(("step", "most", "count"), [(0.3, 8, 3), (0.3, 2, 2), (0.6, 8, 1), (0.8, 8, 0)])
+@pytest.mark.parametrize(("step", "most", "count"), [(0.3, 8, 3), (0.3, 2, 2), (0.6, 8, 1), (0.8, 8, 0), (9.0, 8, 0)])
 def test_as_many_tokens_are_drafted_as_pay(step, most, count):
     assert wanted(drafts(), DraftCosts(row=0.01, step=step, caught_up=0.0), most=most) == count
 
@@ -102,13 +102,13 @@ def test_a_prompt_is_caught_up_on_only_for_an_answer_that_is_long_enough(num_beh
     assert wanted(model, costs, num_left=num_left) > 0, "once the draft model has it"
 
 
-def run_in_turns(requests: list[ModelDrafts], count: int, truth: int) -> list[int]:
-    """Generate the token `truth` of each request in turn, where the draft model says 3; return what was wanted."""
+def run_iterations(requests: list[ModelDrafts], count: int, truth: int, costs: DraftCosts = CHEAP) -> list[int]:
+    """Generate `count` times the token `truth` of each request; the draft model says 3. Return what was wanted."""
     counts = []
     for _ in range(count):
-        for model in requests:
-            counts.append(wanted(model, rows=len(requests)))
-            if counts[-1]:
+        counts += [wanted(model, costs, rows=len(requests)) for model in requests]
+        for model, number in zip(requests, counts[-len(requests) :], strict=True):
+            if number:
                 model.receive([3])
                 assert model.draft(0.3, 8) == (3,), "computed, however unlikely"
                 assert model.draft(0.3, 0) == ()
@@ -122,19 +122,54 @@ def test_where_drafts_do_not_pay_one_request_is_probed_now_and_then_whatever_the
     guesses.acceptance = 0.05
     requests = [ModelDrafts(guesses, 10) for _ in range(num_requests)]
     num_tokens = 40 * PROBE_INTERVAL
-    counts = run_in_turns(requests, num_tokens // num_requests, truth=4)
+    counts = run_iterations(requests, num_tokens // num_requests, truth=4)
     assert set(counts) == {0, 1}
     assert 5 < sum(counts) <= num_tokens / PROBE_INTERVAL
 
 
 def test_a_request_that_is_far_behind_is_probed_less_often():
-    near, far = (run_in_turns([drafts(0.05, num_tokens)], 20 * PROBE_INTERVAL, 4) for num_tokens in (0, 300))
+    costs = DraftCosts(row=0.01, step=0.05, caught_up=0.005)
+    near, far = (run_iterations([drafts(0.05, num_tokens)], 20 * PROBE_INTERVAL, 4, costs) for num_tokens in (0, 4_000))
     assert far.index(1) > 8 * near.index(1) > 0
+
+
+@pytest.mark.parametrize("num_tokens", [4, 64, 1_000])
+@pytest.mark.parametrize("step", [0.05, 0.35, 1.0])
+@pytest.mark.parametrize("row", [0.01, 0.4, 1.0])
+@pytest.mark.parametrize("num_requests", [1, 16])
+def test_probes_take_at_most_a_hundredth_of_the_time(num_tokens, step, row, num_requests):
+    """Whatever rows, steps and prompts cost; the draft model is never right."""
+    guesses, costs = Guesses(), DraftCosts(row, step, caught_up=step * row, look_ahead=0.5)
+    guesses.acceptance = 0.05
+    iterations, probes = 0, 0.0
+    for _ in range(20):
+        requests = [ModelDrafts(guesses, num_tokens) for _ in range(num_requests)]
+        for _ in range(60):
+            iterations += 1
+            behind = [model.num_earlier + model._num_later for model in requests]
+            probed = [number for number, model in enumerate(requests) if wanted(model, costs, num_requests)]
+            assert len(probed) <= 1
+            for number in probed:
+                requests[number].receive([3])
+                probes += behind[number] * costs.caught_up + step * (1 + row) + costs.look_ahead + row
+            for model in requests:
+                model.append(4)
+    assert probes <= 0.01 * iterations * costs.iteration(num_requests)
+
+
+@pytest.mark.parametrize("acceptance", [0.05, 0.98])
+def test_where_no_draft_can_pay_a_right_probe_is_not_followed_by_others(acceptance):
+    """Sixteen rows take nearly all of the processor's multiplications, and a step a third of an iteration."""
+    costs = DraftCosts(row=0.4, step=0.35, caught_up=0.14, look_ahead=0.5)
+    guesses = Guesses()
+    guesses.acceptance = acceptance
+    counts = [run_iterations([ModelDrafts(guesses, 4) for _ in range(16)], 40, 3, costs) for _ in range(20)]
+    assert 0 < sum(map(sum, counts)) <= 16 * 40 * 20 / PROBE_INTERVAL
 
 
 def test_a_probe_that_is_right_is_followed_by_others():
     model = drafts(acceptance=0.05)
-    counts = run_in_turns([model], 4 * PROBE_INTERVAL, truth=3)
+    counts = run_iterations([model], 4 * PROBE_INTERVAL, truth=3)
     first = counts.index(1)
     assert not any(counts[:first])
     assert all(counts[first:])
@@ -144,12 +179,17 @@ def test_a_probe_that_is_right_is_followed_by_others():
 def test_short_answers_notice_that_drafts_are_accepted_again():
     guesses = Guesses()
     guesses.acceptance = 0.05
-    counts = [sum(run_in_turns([ModelDrafts(guesses, 10)], 40, truth=3)) for _ in range(200)]
+    counts = [sum(run_iterations([ModelDrafts(guesses, 10)], 40, truth=3)) for _ in range(200)]
     assert counts[-1] > 40
 
 
 def test_of_a_sequence_too_long_for_the_draft_model_nothing_is_wanted_any_more():
-    model = drafts(acceptance=0.9)
-    assert wanted(model) > 0
-    model.receive([])
-    assert not any(run_in_turns([model], 4 * PROBE_INTERVAL, truth=3))
+    guesses = Guesses()
+    guesses.acceptance = 0.9
+    long = ModelDrafts(guesses, 0)
+    assert wanted(long) > 0
+    long.receive([])
+    guesses.acceptance = 0.05
+    counts = run_iterations([ModelDrafts(guesses, 0), long], 4 * PROBE_INTERVAL, truth=4)
+    assert not any(counts[1::2])
+    assert any(counts[::2]), "the other request is probed"

@@ -2,7 +2,8 @@
 
 All times are in parts of the time that an iteration without rows would take. Of `rows` rows each takes the part
 `row` / (1 + `row` x `rows`) of the iteration, and an iteration generates `rows` tokens. A step of the draft model
-drafts a token for each of the rows.
+drafts a token for each of the rows; it takes `step` times as long as an iteration of as many rows, because the draft
+model is a smaller model of the same kind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LEAST_ACCEPTANCE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Times of a row, of a step of the draft model, and of a token that it computes without drafting behind it.
+    """Times of a row and of a token that the draft model only catches up on, and the ratio of a step to an iteration.
 
     `look_ahead`: the time that an iteration takes longer if it cannot be sent ahead (lookahead.py), as with drafts;
     0 without look-ahead.
@@ -30,11 +31,30 @@ class DraftCosts:
 
     def least_acceptance(self, rows: int) -> float:
         """Return the probability of acceptance from which on a drafted token pays beside `rows` others."""
-        return max(LEAST_ACCEPTANCE, self.row * rows / (1 + self.row * rows))
+        return max(LEAST_ACCEPTANCE, self.row * rows / self.iteration(rows))
 
     def least_acceptance_of_step(self, rows: int) -> float:
-        """Return the probability of acceptance from which on a step pays that drafts a token for each of `rows`."""
-        return max(LEAST_ACCEPTANCE, (self.row * rows + self.step) / (1 + self.row * rows))
+        """Return the probability of acceptance from which on a step pays that drafts a token for each of `rows`.
+
+        Above 1 where none pays.
+        """
+        return max(LEAST_ACCEPTANCE, self.row * rows / self.iteration(rows) + self.step)
+
+    def iteration(self, rows: int) -> float:
+        """Return the time of an iteration of `rows` rows."""
+        return 1 + self.row * rows
+
+    def drafting(self, count: int, rows: int) -> float:
+        """Return the time for `count` drafted tokens of each of `rows`, with that of look-ahead, which they exclude."""
+        return count * self.step * self.iteration(rows) + self.look_ahead
+
+    def probe_tokens(self, num_behind: int, rows: int) -> float:
+        """Return how many tokens beside `rows` rows take as long as it takes to draft and compute one.
+
+        `num_behind`: tokens that the draft model must catch up on.
+        """
+        probe = num_behind * self.caught_up + self.drafting(1, 1) + self.row
+        return probe * rows / self.iteration(rows)
 
     def gain(self, count: int, acceptance: float, rows: int) -> tuple[float, float]:
         """Return the accepted tokens of a draft of `count` tokens of one of `rows` rows, and the time that it saves.
@@ -42,4 +62,4 @@ class DraftCosts:
         The time of the draft model's steps and of look-ahead is not subtracted.
         """
         accepted = sum(acceptance**number for number in range(1, count + 1))
-        return accepted, accepted * (1 + self.row * rows) / rows - count * self.row
+        return accepted, accepted * self.iteration(rows) / rows - count * self.row

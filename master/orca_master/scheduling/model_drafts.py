@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from orca_master.scheduling.draft_costs import DraftCosts
-from orca_master.scheduling.drafter import num_likely
+from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
 
 WEIGHT = 1 / 8
 """Weight of the latest guess in `ModelDrafts.acceptance`."""
@@ -20,11 +20,9 @@ COMMON_WEIGHT = 1 / 64
 FIRST_ACCEPTANCE = 0.7
 """Before any guess."""
 PROBE_INTERVAL = 251
-"""Tokens of all requests without a guess after which one is probed. A prime: a multiple of the length of all answers
-would always choose a request that has just ended."""
-PROBE_INTERVAL_EARLIER = 8
-"""Further ones for each token before the request's latest answer that the draft model must catch up on, so that probes
-cost about a hundredth of the time."""
+"""Tokens of all requests without a guess before one is probed."""
+PROBE_SHARE = 0.01
+"""Of the time since the latest guess, at most, is what a probe costs."""
 
 
 class Guesses:
@@ -33,20 +31,23 @@ class Guesses:
     def __init__(self) -> None:
         self.acceptance = FIRST_ACCEPTANCE
         self.probed: ModelDrafts | None = None
-        """The request of which one token is drafted, though it does not pay."""
-        self._num_unguessed = 0
-        """Tokens of all requests since the last guess, or since `probed` was chosen."""
+        """The request of which one token may be drafted, though it does not pay."""
+        self.num_unguessed = 0
+        """Tokens of all requests since the latest guess."""
 
     def note(self, right: bool) -> None:
         """Add a guess."""
         self.acceptance += COMMON_WEIGHT * (right - self.acceptance)
-        self.probed, self._num_unguessed = None, 0
+        self.probed, self.num_unguessed = None, 0
 
     def note_unguessed(self, request: ModelDrafts) -> None:
-        """Note a token without a guess; the request may become the probed one, also in place of one that has ended."""
-        self._num_unguessed += 1
-        if self._num_unguessed >= PROBE_INTERVAL + PROBE_INTERVAL_EARLIER * request.num_earlier:
-            self.probed, self._num_unguessed = request, 0
+        """Note a token without a guess. Probed is the request of the latest one, so never one that ended long ago.
+
+        Usually it is the last of its batch, admitted last, so that the draft model must catch up on few tokens.
+        """
+        self.num_unguessed += 1
+        if self.num_unguessed >= PROBE_INTERVAL:
+            self.probed = request
 
 
 class ModelDrafts:
@@ -71,7 +72,8 @@ class ModelDrafts:
         """See Drafter; compares the token with the guess."""
         self._num_later += 1
         if not self._drafted:
-            self._guesses.note_unguessed(self)
+            if not self._is_too_long:
+                self._guesses.note_unguessed(self)
             return
         right = self._is_promising = self._drafted[0] == token
         self._drafted = self._drafted[1:] if right else ()
@@ -90,14 +92,26 @@ class ModelDrafts:
         """See Drafter."""
         if self._is_too_long:
             return 0
-        if count := num_likely(self.acceptance, costs.least_acceptance_of_step(rows), most):
-            num_accepted, saved = costs.gain(count, self.acceptance, rows)
-            saved -= (count * costs.step + costs.look_ahead) / rows  # as if all rows were drafted on
-            if saved > 0:
-                num_iterations = num_left / (1 + num_accepted)
-                num_behind = self.num_earlier + self._num_later
-                return count if saved * num_iterations > num_behind * costs.caught_up else 0
-        return min(1, most) if self._is_promising or self._guesses.probed is self else 0
+        if count := self._paying(self.acceptance, costs, rows, most, num_left):
+            return count
+        if self._is_promising and self._paying(MOST_ACCEPTANCE, costs, rows, most, num_left):
+            return 1
+        is_affordable = costs.probe_tokens(self._num_behind, rows) <= PROBE_SHARE * self._guesses.num_unguessed
+        return min(1, most) if self._guesses.probed is self and is_affordable else 0
+
+    def _paying(self, acceptance: float, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
+        """Return how many drafted tokens pay, up to `most`, if each is accepted with the probability `acceptance`."""
+        if not (count := num_likely(acceptance, costs.least_acceptance_of_step(rows), most)):
+            return 0
+        num_accepted, saved = costs.gain(count, acceptance, rows)
+        saved -= costs.drafting(count, rows) / rows  # as if all rows were drafted on
+        num_iterations = num_left / (1 + num_accepted)
+        return count if saved > 0 and saved * num_iterations > self._num_behind * costs.caught_up else 0
+
+    @property
+    def _num_behind(self) -> int:
+        """Tokens that the draft model must catch up on."""
+        return self.num_earlier + self._num_later
 
     def receive(self, tokens: Sequence[int]) -> None:
         """See Drafter."""
