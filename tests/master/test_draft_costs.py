@@ -19,15 +19,14 @@ def test_the_more_a_row_and_a_step_cost_the_surer_a_draft_must_be():
 @given(st.floats(0.01, 1), st.floats(0, 1), st.floats(0.05, 0.98), st.integers(1, 32), st.integers(1, 8))
 def test_a_token_saves_time_exactly_if_it_is_likelier_than_the_least_acceptance(row, step, acceptance, rows, count):
     costs = DraftCosts(row=row, step=step)
-    with_token, without = (
-        costs.gain(number, acceptance, rows)[1] - costs.drafting(number, rows) / rows for number in (count, count - 1)
-    )
-    saved, least = with_token - without, row * rows / (1 + row * rows) + step
+    gains = [costs.gain(number, acceptance, rows)[1] for number in (count, count - 1)]
+    times = [costs.drafting_time(number, rows) / rows for number in (count, count - 1)]
+    saved, least = (gains[0] - times[0]) - (gains[1] - times[1]), row * rows / (1 + row * rows) + step
     assert (saved > 0) == (acceptance**count > least) or acceptance**count == pytest.approx(least)
 
 
 def test_a_probe_costs_the_tokens_that_are_not_generated_meanwhile():
     costs = DraftCosts(row=0.1, step=0.2, caught_up=0.01, look_ahead=0.3)
-    probe = 50 * 0.01 + 0.2 * 1.1 + 0.3 + 0.1
-    assert costs.probe_tokens(50, 1) == pytest.approx(probe / 1.1)
-    assert costs.probe_tokens(50, 10) == pytest.approx(10 * probe / 2.0)
+    time = 50 * 0.01 + 0.2 * 1.1 + 0.1 + 3 * 0.3
+    assert costs.probe_price(50, 1) == pytest.approx(time / 1.1)
+    assert costs.probe_price(50, 10) == pytest.approx(10 * time / 2.0)

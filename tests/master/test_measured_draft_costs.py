@@ -102,16 +102,52 @@ def test_a_step_is_measured_against_an_iteration_of_as_many_rows(row):
         measured.note_rows(0.01 * (1 + row * rows), rows)
         measured.note_drafting(result(2 * 0.35 * 0.01 * (1 + row), 1, 2))
     assert measured.costs.step == pytest.approx(0.35)
-    assert measured.costs.drafting(1, 16) == pytest.approx(0.35 * (1 + 16 * row), rel=0.01)
+    assert measured.costs.drafting_time(1, 16) == pytest.approx(0.35 * (1 + 16 * row), rel=0.01)
     for _ in range(100):
         measured.note_drafting(result(3 * 0.35 * 0.01 * (1 + 16 * row), 16, *[3] * 16))
     assert measured.costs.step == pytest.approx(0.35)
 
 
-def test_a_first_slow_step_does_not_decide_for_long():
+def test_the_first_iteration_of_each_size_is_no_measure():
     measured = MeasuredDraftCosts()
     for rows in (1, 16) * 20:
-        measured.note_rows(0.05 * (1 + 0.1 * rows), rows)
-    for seconds in [1.0] + [0.011] * 60:
+        measured.note_rows(0.01 * (1 + 0.4 * rows), rows)
+    for rows in (1, 2, 16):
+        measured.note_drafting(result(1.0, rows, *[1] * rows))
+        measured.note_drafting(result(0.35 * 0.01 * (1 + 0.4 * rows), rows, *[1] * rows))
+    assert measured.costs.step == pytest.approx(0.35)
+
+
+def test_probes_alone_tell_a_step_from_what_they_catch_up_on():
+    """A probe is one token of one request behind many; a step that was measured as too slow becomes cheap again."""
+    measured, drawn = MeasuredDraftCosts(), random.Random(1)
+    for rows in (1, 16) * 20:
+        measured.note_rows(0.01 * (1 + 0.4 * rows), rows)
+    for seconds in (0.2, 0.2, 0.2):
         measured.note_drafting(result(seconds, 1, 1))
-    assert measured.costs.step < 0.5
+    assert measured.costs.step == MOST
+    for _ in range(120):
+        behind = drawn.randrange(20, 256)
+        measured.note_drafting(result(0.35 * 0.014 + 0.0004 * behind, 1 + behind, 1))
+    assert measured.costs.step == pytest.approx(0.35, rel=0.3)
+    assert measured.costs.caught_up == pytest.approx(0.04, rel=0.1)
+
+
+def test_a_draft_of_no_token_is_no_row():
+    measured, others = MeasuredDraftCosts(), MeasuredDraftCosts()
+    for each, lengths in ((measured, (0, 0, 0, 2)), (others, (2,))):
+        for rows in (1, 16) * 20:
+            each.note_rows(0.01 * (1 + 0.4 * rows), rows)
+        for _ in range(3):
+            each.note_drafting(result(0.012, 1, *lengths))
+    assert measured.costs == others.costs
+
+
+def test_iterations_that_get_faster_with_rows_by_chance_leave_the_costs_within_their_bounds():
+    measured = MeasuredDraftCosts()
+    for rows in (1, 2) * 20:
+        measured.note_rows(0.012 - 0.001 * rows, rows)
+        for _ in range(2):
+            measured.note_drafting(result(0.004, 16, *[1] * 16))
+    assert measured.costs.row == LEAST
+    assert measured.costs.step == pytest.approx(0.004 / (0.012 * 1.16), rel=0.01)

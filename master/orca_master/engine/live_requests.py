@@ -187,6 +187,9 @@ class LiveRequests:
 
     def _receive_drafts(self, batch: Batch, result: pb.IterationResult) -> None:
         """Pass the drafts of a committed result to their requests."""
+        for scheduled in batch.requests:
+            if scheduled.num_drafts and scheduled.request.drafter is not None:
+                scheduled.request.drafter.note_drafting()
         entries = batch.entries if result.drafted else []
         for drafted in result.drafted:
             scheduled = entries[drafted.index]

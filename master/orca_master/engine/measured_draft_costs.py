@@ -1,4 +1,4 @@
-"""`MeasuredDraftCosts`: how much longer a row and a step of the draft model make an iteration. Pure; it has no clock.
+"""`MeasuredDraftCosts`: how much longer a row makes an iteration, and how long the draft model takes. Pure, no clock.
 
 The weights of the model are read once per iteration, whatever its number of rows, so a row is nearly free where reading
 takes the time, and has its full price where products do. The line of the iterations' times over their rows tells both.
@@ -13,6 +13,7 @@ from functools import partial
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.moving_line import MovingLine
+from orca_master.engine.moving_plane import MovingPlane
 from orca_master.scheduling.draft_costs import DraftCosts
 
 KEPT = 1 - 1 / 64
@@ -23,10 +24,8 @@ LEAST, MOST = 0.01, 1.0
 LATEST = 3
 """Iterations of as many rows of which the median counts: the first of its size is recorded (decode_graphs.py), or takes
 memory, and lasts up to four times as long."""
-STEP_WEIGHT = 1 / 32
-"""Weight of the latest iteration in the times of the draft model."""
-MOST_INPUTS = 4
-"""Tokens per draft of a first step that takes as long as the other steps."""
+KEPT_DRAFTING = 1 - 1 / 16
+"""The same for those of the draft model, of which there are few where drafts do not pay."""
 LOOK_AHEAD_SECONDS = 0.0014
 """What look-ahead saves of an iteration: the worker's wait for the master, 2.0 instead of 0.6 ms (docs/benchmarks)."""
 LOOK_AHEAD = 0.13
@@ -45,10 +44,10 @@ class MeasuredDraftCosts:
         """In parts of an iteration without rows; None as long as it is not known, as the others."""
         self._constant: float | None = None
         """Seconds of an iteration without rows, or of a row where that takes longer."""
-        self._drafting_seconds = self._drafting_steps = self._drafting_rows = 0.0
-        """Sums over the steps of the draft model, with weights that decrease."""
-        self._caught_up: float | None = None
-        """Seconds of a token that the draft model computes without drafting behind it."""
+        self._drafting = MovingPlane()
+        """Seconds of the draft model, over those of the model with as many rows, and over the other tokens."""
+        self._sizes = set[int]()
+        """Numbers of rows that the draft model has drafted for."""
 
     @property
     def costs(self) -> DraftCosts:
@@ -57,10 +56,11 @@ class MeasuredDraftCosts:
         Those that are not known have their defaults.
         """
         default = DraftCosts()
-        row, step, caught_up = self._row, self._step, self._in_parts(self._caught_up)
+        row, (step, seconds) = self._row, self._drafting.slopes()
+        caught_up = self._in_parts(seconds)
         look_ahead = self._in_parts(LOOK_AHEAD_SECONDS) if self._looks_ahead else 0.0
         return DraftCosts(
-            default.row if row is None else _bounded(row),
+            default.row if row is None else row,
             default.step if step is None else _bounded(step),
             default.caught_up if caught_up is None else min(MOST, caught_up),
             LOOK_AHEAD if look_ahead is None else look_ahead,
@@ -77,45 +77,27 @@ class MeasuredDraftCosts:
         if slope is None:
             return
         self._constant = max(self._line.constant(slope), slope / MOST)
-        self._row = slope / self._constant
+        self._row = _bounded(slope / self._constant) if self._constant > 0 else None
 
     def note_drafting(self, result: pb.IterationResult) -> None:
-        """Add the time of the draft model in an iteration.
+        """Add the time of the draft model in an iteration, unless it is the first with so many drafts (see LATEST).
 
-        Where its first step computed many tokens, what the other steps do not explain is the time of these tokens.
+        A step has a row for each draft that goes on. The first step also has the other tokens that were caught up on.
         """
-        lengths = [len(each.token) for each in result.drafted]
-        seconds, num_steps = result.drafting_ns / 1e9, max(lengths, default=0)
-        if result.num_caught_up <= MOST_INPUTS * len(lengths) and num_steps:
-            kept, num_rows = 1 - STEP_WEIGHT, result.num_caught_up + sum(lengths) - len(lengths)
-            self._drafting_seconds = kept * self._drafting_seconds + seconds
-            self._drafting_steps = kept * self._drafting_steps + num_steps
-            self._drafting_rows = kept * self._drafting_rows + num_rows
-        else:  # what steps take must be known
-            explained = (self._step or 0.0) * self._seconds(num_steps, sum(lengths))
-            if explained or not num_steps:
-                self._caught_up = _moved(self._caught_up, max(0.0, seconds - explained) / result.num_caught_up)
-
-    @property
-    def _step(self) -> float | None:
-        """Return the time of a step in parts of an iteration of as many rows."""
-        seconds = self._seconds(self._drafting_steps, self._drafting_rows)
-        return self._drafting_seconds / seconds if seconds else None
-
-    def _seconds(self, iterations: float, rows: float) -> float:
-        """Return the seconds of so many iterations with `rows` rows in all, 0 if they are not known."""
+        lengths = [len(each.token) for each in result.drafted if each.token]
         if self._constant is None or self._row is None:
-            return 0.0
-        return self._constant * (iterations + self._row * rows)
+            return
+        if len(lengths) not in self._sizes:
+            self._sizes.add(len(lengths))
+            return
+        iterations = self._constant * (max(lengths, default=0) + self._row * sum(lengths))
+        num_others = max(0, result.num_caught_up - len(lengths))
+        self._drafting.note((iterations, num_others), result.drafting_ns / 1e9, KEPT_DRAFTING)
 
     def _in_parts(self, seconds: float | None) -> float | None:
         """Return a time in parts of an iteration without rows."""
-        return None if seconds is None or self._constant is None else seconds / self._constant
+        return None if seconds is None or not self._constant else seconds / self._constant
 
 
 def _bounded(cost: float) -> float:
     return min(MOST, max(LEAST, cost))
-
-
-def _moved(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + STEP_WEIGHT * (value - mean)

@@ -1,9 +1,9 @@
 """`DraftCosts`: what drafted tokens cost, and how likely one must be accepted to pay. Pure.
 
-All times are in parts of the time that an iteration without rows would take. Of `rows` rows each takes the part
+Times are in parts of the time that an iteration without rows would take. Of `rows` rows each takes the part
 `row` / (1 + `row` x `rows`) of the iteration, and an iteration generates `rows` tokens. A step of the draft model
-drafts a token for each of the rows; it takes `step` times as long as an iteration of as many rows, because the draft
-model is a smaller model of the same kind.
+drafts a token for each of the rows. The draft model is a smaller model of the same kind, so a step takes the same part
+`step` of an iteration with any number of rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_ACCEPTANCE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Times of a row and of a token that the draft model only catches up on, and the ratio of a step to an iteration.
+    """Times of a `row` and of a token that the draft model only catches up on, and the part `step` of an iteration.
 
     `look_ahead`: the time that an iteration takes longer if it cannot be sent ahead (lookahead.py), as with drafts;
     0 without look-ahead.
@@ -31,30 +31,31 @@ class DraftCosts:
 
     def least_acceptance(self, rows: int) -> float:
         """Return the probability of acceptance from which on a drafted token pays beside `rows` others."""
-        return max(LEAST_ACCEPTANCE, self.row * rows / self.iteration(rows))
+        return max(LEAST_ACCEPTANCE, self.row * rows / self.iteration_time(rows))
 
     def least_acceptance_of_step(self, rows: int) -> float:
         """Return the probability of acceptance from which on a step pays that drafts a token for each of `rows`.
 
         Above 1 where none pays.
         """
-        return max(LEAST_ACCEPTANCE, self.row * rows / self.iteration(rows) + self.step)
+        return max(LEAST_ACCEPTANCE, self.row * rows / self.iteration_time(rows) + self.step)
 
-    def iteration(self, rows: int) -> float:
+    def iteration_time(self, rows: int) -> float:
         """Return the time of an iteration of `rows` rows."""
         return 1 + self.row * rows
 
-    def drafting(self, count: int, rows: int) -> float:
+    def drafting_time(self, count: int, rows: int) -> float:
         """Return the time for `count` drafted tokens of each of `rows`, with that of look-ahead, which they exclude."""
-        return count * self.step * self.iteration(rows) + self.look_ahead
+        return count * self.step * self.iteration_time(rows) + self.look_ahead
 
-    def probe_tokens(self, num_behind: int, rows: int) -> float:
-        """Return how many tokens beside `rows` rows take as long as it takes to draft and compute one.
+    def probe_price(self, num_behind: int, rows: int) -> float:
+        """Return how many tokens could be generated beside `rows` rows in the time of drafting and computing one token.
 
-        `num_behind`: tokens that the draft model must catch up on.
+        `num_behind`: tokens that the draft model must catch up on. Three iterations are not sent ahead: the one at
+        whose end the token is drafted, the one that computes the token, and the one after that.
         """
-        probe = num_behind * self.caught_up + self.drafting(1, 1) + self.row
-        return probe * rows / self.iteration(rows)
+        time = num_behind * self.caught_up + self.step * self.iteration_time(1) + self.row + 3 * self.look_ahead
+        return time * rows / self.iteration_time(rows)
 
     def gain(self, count: int, acceptance: float, rows: int) -> tuple[float, float]:
         """Return the accepted tokens of a draft of `count` tokens of one of `rows` rows, and the time that it saves.
@@ -62,4 +63,4 @@ class DraftCosts:
         The time of the draft model's steps and of look-ahead is not subtracted.
         """
         accepted = sum(acceptance**number for number in range(1, count + 1))
-        return accepted, accepted * self.iteration(rows) / rows - count * self.row
+        return accepted, accepted * self.iteration_time(rows) / rows - count * self.row

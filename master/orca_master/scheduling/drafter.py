@@ -35,6 +35,9 @@ class Drafter(Protocol):
         `num_left`: tokens that the request may still generate.
         """
 
+    def note_drafting(self) -> None:
+        """Note the result of an iteration at whose end the draft model was to draft; a draft is received after this."""
+
     def receive(self, tokens: Sequence[int]) -> None:
         """Keep what the draft model has drafted after the last token; none: it cannot compute so long a sequence."""
 

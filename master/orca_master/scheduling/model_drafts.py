@@ -2,7 +2,8 @@
 
 The draft model drafts at the end of an iteration, for the next one. How many tokens are worth its time depends on how
 many were accepted lately, and at first also on how many tokens of the request the draft model must catch up on. Where
-drafts do not pay, one request after another has a token drafted now and then (`Guesses`), so that a change is noticed.
+drafts do not pay, a token of some request is drafted now and then, so that a change is noticed: a probe. Where each
+token to catch up on takes more than a hundredth of an iteration, long answers are probed near their beginning only.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ COMMON_WEIGHT = 1 / 64
 FIRST_ACCEPTANCE = 0.7
 """Before any guess."""
 PROBE_INTERVAL = 251
-"""Tokens of all requests without a guess before one is probed."""
+"""Tokens of all requests without a guess after which one of them may be probed. A prime: a multiple of the length of
+all answers would always choose a request that has just ended."""
 PROBE_SHARE = 0.01
-"""Of the time since the latest guess, at most, is what a probe costs."""
+"""What a probe costs at most, of the time since the latest guess or probe."""
 
 
 class Guesses:
@@ -30,24 +32,25 @@ class Guesses:
 
     def __init__(self) -> None:
         self.acceptance = FIRST_ACCEPTANCE
-        self.probed: ModelDrafts | None = None
-        """The request of which one token may be drafted, though it does not pay."""
+        self.chosen: ModelDrafts | None = None
+        """The request that may be probed next."""
         self.num_unguessed = 0
-        """Tokens of all requests since the latest guess."""
+        """Tokens of all requests since the latest guess or probe."""
 
     def note(self, right: bool) -> None:
         """Add a guess."""
         self.acceptance += COMMON_WEIGHT * (right - self.acceptance)
-        self.probed, self.num_unguessed = None, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Note a guess or the beginning of a probe: for a while, no request is chosen."""
+        self.chosen, self.num_unguessed = None, 0
 
     def note_unguessed(self, request: ModelDrafts) -> None:
-        """Note a token without a guess. Probed is the request of the latest one, so never one that ended long ago.
-
-        Usually it is the last of its batch, admitted last, so that the draft model must catch up on few tokens.
-        """
+        """Note a token without a guess; `request` may be chosen, in place of an earlier one that may have ended."""
         self.num_unguessed += 1
-        if self.num_unguessed >= PROBE_INTERVAL:
-            self.probed = request
+        if self.num_unguessed % PROBE_INTERVAL == 0:
+            self.chosen = request
 
 
 class ModelDrafts:
@@ -67,6 +70,8 @@ class ModelDrafts:
         self._is_promising = False
         """Whether the latest guess was right."""
         self._is_too_long = False
+        self._is_probed = False
+        """Whether the draft model catches up for a probe."""
 
     def append(self, token: int) -> None:
         """See Drafter; compares the token with the guess."""
@@ -92,19 +97,35 @@ class ModelDrafts:
         """See Drafter."""
         if self._is_too_long:
             return 0
-        if count := self._paying(self.acceptance, costs, rows, most, num_left):
+        if count := self._num_paying(self.acceptance, costs, rows, most, num_left):
             return count
-        if self._is_promising and self._paying(MOST_ACCEPTANCE, costs, rows, most, num_left):
+        if self._is_promising and self._num_paying(MOST_ACCEPTANCE, costs, rows, most, num_left):
             return 1
-        is_affordable = costs.probe_tokens(self._num_behind, rows) <= PROBE_SHARE * self._guesses.num_unguessed
-        return min(1, most) if self._guesses.probed is self and is_affordable else 0
+        is_affordable = costs.probe_price(self._num_behind, rows) <= PROBE_SHARE * self._guesses.num_unguessed
+        begins = self._guesses.chosen is self and is_affordable and not self._drafted
+        return min(1, most) if self._is_probed or begins else 0
 
-    def _paying(self, acceptance: float, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
+    def note_drafting(self) -> None:
+        """See Drafter. A probe is paid for when it begins: the request may end before the draft model has caught up."""
+        if self._guesses.chosen is self:
+            self._is_probed = True
+            self._guesses.begin()
+
+    def receive(self, tokens: Sequence[int]) -> None:
+        """See Drafter."""
+        self._drafted, self._is_too_long, self._is_probed = tuple(tokens), not tokens, False
+        self.num_earlier = self._num_later = 0
+
+    def rewind(self, num_tokens: int) -> None:
+        """See Drafter."""
+        self._drafted, self.num_earlier, self._num_later, self._is_probed = (), num_tokens, 0, False
+
+    def _num_paying(self, acceptance: float, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """Return how many drafted tokens pay, up to `most`, if each is accepted with the probability `acceptance`."""
         if not (count := num_likely(acceptance, costs.least_acceptance_of_step(rows), most)):
             return 0
         num_accepted, saved = costs.gain(count, acceptance, rows)
-        saved -= costs.drafting(count, rows) / rows  # as if all rows were drafted on
+        saved -= costs.drafting_time(count, rows) / rows  # as if all rows were drafted on
         num_iterations = num_left / (1 + num_accepted)
         return count if saved > 0 and saved * num_iterations > self._num_behind * costs.caught_up else 0
 
@@ -112,12 +133,3 @@ class ModelDrafts:
     def _num_behind(self) -> int:
         """Tokens that the draft model must catch up on."""
         return self.num_earlier + self._num_later
-
-    def receive(self, tokens: Sequence[int]) -> None:
-        """See Drafter."""
-        self._drafted, self._is_too_long = tuple(tokens), not tokens
-        self.num_earlier = self._num_later = 0
-
-    def rewind(self, num_tokens: int) -> None:
-        """See Drafter."""
-        self._drafted, self.num_earlier, self._num_later = (), num_tokens, 0

@@ -68,6 +68,9 @@ class PromptLookup:
         """See Drafter: none, there is no draft model."""
         return 0
 
+    def note_drafting(self) -> None:
+        """See Drafter: there is no draft model."""
+
     def receive(self, tokens: Sequence[int]) -> None:
         """See Drafter: without a draft model nothing comes."""
 
