@@ -326,14 +326,16 @@ class Submission(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "text", "field")
+    __slots__ = ("kind", "text", "field", "owner")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     kind: GrammarKind
     text: str
     field: str
-    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+    owner: str
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., field: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("group_id", "count", "num_tokens")

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from orca_master.endpoint.api_keys import digest
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.call_grammar import CallGrammar
@@ -289,5 +290,21 @@ def test_strict_functions_constrain_the_format_of_the_template(tmp_path, form):
         for options in ({"tools": [ADD, NOW]}, {"tools": [strict], "tool_choice": "none"}):
             await completions.create(model=MODEL, messages=QUESTION, **options)
             assert scripted.engine.submissions[-1].grammar is None
+
+    play(scripted, scene)
+
+
+def test_a_grammar_belongs_to_the_api_key_of_its_request(tmp_path):
+    keys = frozenset(map(digest, ("one", "two")))
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["unknown"], ()), END, api_keys=keys)
+    regex = {"structured_outputs": {"regex": "a+"}}
+
+    async def scene(completions: Any) -> None:
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            await completions.create(model=MODEL, messages=QUESTION, extra_headers=headers, extra_body=regex)
+        one, two = (submission.grammar for submission in scripted.engine.submissions)
+        assert one == two, "both share the compiled grammar"
+        assert (one.owner, two.owner) == (digest("one"), digest("two"))
 
     play(scripted, scene)

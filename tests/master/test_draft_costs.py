@@ -30,3 +30,4 @@ def test_a_probe_costs_the_tokens_that_are_not_generated_meanwhile():
     time = 50 * 0.01 + 0.2 * 1.1 + 0.1 + 3 * 0.3
     assert costs.probe_price(50, 1) == pytest.approx(time / 1.1)
     assert costs.probe_price(50, 10) == pytest.approx(10 * time / 2.0)
+    assert costs.probe_price(1050, 1) - costs.probe_price(50, 1) == pytest.approx((10 + 4 * 0.3) / 1.1)

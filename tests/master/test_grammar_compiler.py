@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, Gramma
 from orca_master.text import grammar_compiler
 from orca_master.text.call_grammar import CallableFunction, CallGrammar
 from orca_master.text.grammar_compiler import GrammarCompiler
+from orca_master.text.token_matcher import TokenMatcher
 from support.grammars import tokens_of, write_model
 from support.json_schemas import HOSTILE as HOSTILE_SCHEMAS
 from support.json_schemas import UNSUPPORTED, schemas
@@ -171,12 +173,52 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(tmp_path, monkeypatch
     play(tmp_path, scene)
 
 
+def test_slow_grammars_of_one_api_key_delay_those_of_another_by_one_turn(tmp_path):
+    async def scene(compiler: Counting) -> None:
+        ended = list[str]()
+
+        async def compile_as(owner: str, text: str) -> None:
+            with contextlib.suppress(RequestError):
+                await compiler.compile(Grammar(JSON, text, owner=owner), VOCABULARY)
+            ended.append(owner)
+
+        await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)
+        tasks = [asyncio.create_task(compile_as("hostile", SLOW.text + " " * number)) for number in range(6)]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(compile_as("other", json.dumps({"const": number}))) for number in range(2)]
+        await asyncio.gather(*tasks)
+        assert ended[:4] == ["hostile", "other", "hostile", "other"]
+
+    play(tmp_path, scene)
+
+
+def test_a_key_has_half_of_the_places_and_shares_compiled_grammars_with_others(tmp_path, monkeypatch):
+    async def scene(compiler: Counting) -> None:
+        monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 4)
+
+        def begin(owner: str, text: str) -> asyncio.Task[TokenMatcher]:
+            return asyncio.create_task(compiler.compile(Grammar(REGEX, text, owner=owner), VOCABULARY))
+
+        tasks = [begin("one", f"a{number}") for number in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="2 grammars of this API key wait to be compiled, the limit of a key"):
+            await begin("one", "b")
+        tasks += [begin("two", f"a{number}") for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="4 grammars wait to be compiled, the limit"):
+            await begin("three", "c")
+        await asyncio.gather(*tasks)
+        assert compiler.results == {"compiled": 3, "cached": 2}
+
+    play(tmp_path, scene)
+
+
 def test_requests_that_wait_are_bounded_and_a_cancelled_one_leaves_the_process_usable(tmp_path, monkeypatch):
     async def scene(compiler: Counting) -> None:
         monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 1)
         tasks = [asyncio.create_task(compiler.compile(Grammar(REGEX, text), VOCABULARY)) for text in ("a+", "b+")]
         await asyncio.sleep(0)
-        with pytest.raises(QueueFullError, match="1 grammars wait to be compiled"):
+        with pytest.raises(QueueFullError, match="1 grammars wait to be compiled, the limit"):
             await compiler.compile(Grammar(REGEX, "c+"), VOCABULARY)
         tasks[0].cancel()
         await tasks[1]

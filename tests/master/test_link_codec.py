@@ -45,7 +45,7 @@ from orca_master.api_processes.link_messages import (
     ToMaster,
     UnloadAdapter,
 )
-from orca_master.api_processes.link_requests import MAX_TEXT
+from orca_master.api_processes.link_requests import MAX_TEXT, fill_submission, submission_of
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.response_store import (
     MAX_NUMBER,
@@ -106,7 +106,7 @@ submissions = build(
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
     cache_salt=texts,
-    grammar=st.none() | build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts),
+    grammar=st.none() | build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts, owner=texts),
     constraint=st.none(),
     pooling=st.sampled_from([None, "mean", "last"]),
     adapter=uint32,
@@ -268,6 +268,15 @@ def fields_of(message: type) -> set[str]:
 @given(to_master)
 def test_a_message_to_the_master_survives_the_wire(message):
     assert decode_to_master(encode_to_master(message)) == message
+
+
+@given(build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts, owner=texts))
+def test_the_wire_keeps_what_equal_grammars_differ_in(grammar):
+    message = pb.Submission()
+    fill_submission(message, Submission("r", (), 1, SamplingParameters(), frozenset(), grammar=grammar))
+    kept = submission_of(message).grammar
+    assert kept is not None
+    assert (kept.field, kept.owner) == (grammar.field, grammar.owner)
 
 
 @given(from_master)

@@ -29,7 +29,7 @@ def test_iterations_of_nearly_as_many_rows_change_nothing():
     measured, drawn = MeasuredDraftCosts(), random.Random(1)
     for _ in range(300):
         measured.note_rows(drawn.uniform(0.04, 0.06), drawn.choice([16, 16, 16, 15]))
-        measured.note_drafting(result(0.004, 2, 2))
+        measured.note_drafting("p", result(0.004, 2, 2))
     assert measured.costs == DraftCosts()
 
 
@@ -80,7 +80,7 @@ def test_prompts_that_the_draft_model_catches_up_on_have_a_cost_of_their_own(lon
         measured.note_rows(0.05 * (1 + 0.1 * rows), rows)
         prompt = 256 if number % 50 == (0 if long_first else 25) else 0
         seconds = 0.2 * 0.05 * steps * (1 + 0.1 * rows) + 0.001 * prompt
-        measured.note_drafting(result(seconds, rows + prompt, *[steps] * rows))
+        measured.note_drafting("p", result(seconds, rows + prompt, *[steps] * rows))
     assert measured.costs.step == pytest.approx(0.2, rel=0.1)
     assert measured.costs.caught_up == pytest.approx(0.02, rel=0.3)
 
@@ -89,7 +89,7 @@ def test_a_part_of_a_prompt_without_a_draft_is_measured_too():
     measured = MeasuredDraftCosts()
     for rows in (1, 16) * 20:
         measured.note_rows(0.05 * (1 + 0.1 * rows), rows)
-        measured.note_drafting(result(0.256, 256))
+        measured.note_drafting("p", result(0.256, 256))
     assert measured.costs.caught_up == pytest.approx(0.02)
     assert measured.costs.step == DraftCosts().step
 
@@ -100,11 +100,11 @@ def test_a_step_is_measured_against_an_iteration_of_as_many_rows(row):
     measured = MeasuredDraftCosts()
     for rows in (1, 16) * 20:
         measured.note_rows(0.01 * (1 + row * rows), rows)
-        measured.note_drafting(result(2 * 0.35 * 0.01 * (1 + row), 1, 2))
+        measured.note_drafting("p", result(2 * 0.35 * 0.01 * (1 + row), 1, 2))
     assert measured.costs.step == pytest.approx(0.35)
     assert measured.costs.drafting_time(1, 16) == pytest.approx(0.35 * (1 + 16 * row), rel=0.01)
     for _ in range(100):
-        measured.note_drafting(result(3 * 0.35 * 0.01 * (1 + 16 * row), 16, *[3] * 16))
+        measured.note_drafting("p", result(3 * 0.35 * 0.01 * (1 + 16 * row), 16, *[3] * 16))
     assert measured.costs.step == pytest.approx(0.35)
 
 
@@ -113,8 +113,8 @@ def test_the_first_iteration_of_each_size_is_no_measure():
     for rows in (1, 16) * 20:
         measured.note_rows(0.01 * (1 + 0.4 * rows), rows)
     for rows in (1, 2, 16):
-        measured.note_drafting(result(1.0, rows, *[1] * rows))
-        measured.note_drafting(result(0.35 * 0.01 * (1 + 0.4 * rows), rows, *[1] * rows))
+        measured.note_drafting("p", result(1.0, rows, *[1] * rows))
+        measured.note_drafting("p", result(0.35 * 0.01 * (1 + 0.4 * rows), rows, *[1] * rows))
     assert measured.costs.step == pytest.approx(0.35)
 
 
@@ -124,11 +124,11 @@ def test_probes_alone_tell_a_step_from_what_they_catch_up_on():
     for rows in (1, 16) * 20:
         measured.note_rows(0.01 * (1 + 0.4 * rows), rows)
     for seconds in (0.2, 0.2, 0.2):
-        measured.note_drafting(result(seconds, 1, 1))
+        measured.note_drafting("p", result(seconds, 1, 1))
     assert measured.costs.step == MOST
     for _ in range(120):
         behind = drawn.randrange(20, 256)
-        measured.note_drafting(result(0.35 * 0.014 + 0.0004 * behind, 1 + behind, 1))
+        measured.note_drafting("p", result(0.35 * 0.014 + 0.0004 * behind, 1 + behind, 1))
     assert measured.costs.step == pytest.approx(0.35, rel=0.3)
     assert measured.costs.caught_up == pytest.approx(0.04, rel=0.1)
 
@@ -139,7 +139,7 @@ def test_a_draft_of_no_token_is_no_row():
         for rows in (1, 16) * 20:
             each.note_rows(0.01 * (1 + 0.4 * rows), rows)
         for _ in range(3):
-            each.note_drafting(result(0.012, 1, *lengths))
+            each.note_drafting("p", result(0.012, 1, *lengths))
     assert measured.costs == others.costs
 
 
@@ -148,6 +148,6 @@ def test_iterations_that_get_faster_with_rows_by_chance_leave_the_costs_within_t
     for rows in (1, 2) * 20:
         measured.note_rows(0.012 - 0.001 * rows, rows)
         for _ in range(2):
-            measured.note_drafting(result(0.004, 16, *[1] * 16))
+            measured.note_drafting("p", result(0.004, 16, *[1] * 16))
     assert measured.costs.row == LEAST
     assert measured.costs.step == pytest.approx(0.004 / (0.012 * 1.16), rel=0.01)

@@ -113,14 +113,15 @@ def run_iterations(requests: list[ModelDrafts], count: int, truth: int, costs: D
     counts = []
     for _ in range(count):
         counts += [wanted(model, costs, rows=len(requests)) for model in requests]
+        asked = [model for model, number in zip(requests, counts[-len(requests) :], strict=True) if number]
+        for model in asked:
+            model.note_drafting()
         for model in requests:
             model.append(truth)
-        for model, number in zip(requests, counts[-len(requests) :], strict=True):
-            if number:
-                model.note_drafting()
-                model.receive([3])
-                assert model.draft(0.3, 8) == (3,), "computed, however unlikely"
-                assert model.draft(0.3, 0) == ()
+        for model in asked:
+            model.receive([3])
+            assert model.draft(0.3, 8) == (3,), "computed, however unlikely"
+            assert model.draft(0.3, 0) == ()
     return counts
 
 
@@ -153,16 +154,28 @@ class Pipeline:
     time: float = 0.0
     probing: float = 0.0
     num_begun: int = 0
+    num_left: int = 100
     behind: dict[ModelDrafts, int] = field(default_factory=dict)
     num_iterations_late: int = 0
+    in_flight: tuple[Sequence[ModelDrafts], list[ModelDrafts]] = ((), [])
 
     def run(self, requests: Sequence[ModelDrafts]) -> None:
+        self.send(requests)
+        self.receive()
+
+    def send(self, requests: Sequence[ModelDrafts]) -> None:
         rows, costs = len(requests), self.costs
         drafted = sum(bool(model.draft(0.3, 8)) for model in requests)
-        asked = [model for model in requests if wanted(model, costs, rows)]
+        asked = [model for model in requests if wanted(model, costs, rows, num_left=self.num_left)]
+        for model in asked:
+            model.note_drafting()
+        self.in_flight = requests, asked
         self.num_iterations_late = 3 if asked else max(0, self.num_iterations_late - 1)
         self.time += costs.iteration_time(rows)
         self.probing += drafted * costs.row + (costs.look_ahead if self.num_iterations_late else 0.0)
+
+    def receive(self) -> None:
+        (requests, asked), costs = self.in_flight, self.costs
         for model in requests:
             self.behind[model] = self.behind.get(model, model.num_earlier) + 1
             model.append(4)
@@ -170,7 +183,6 @@ class Pipeline:
             num_tokens = min(256, self.behind[model])
             self.behind[model] -= num_tokens
             self.probing += num_tokens * costs.caught_up
-            model.note_drafting()
             if not self.behind[model]:
                 self.probing += costs.step * costs.iteration_time(1)
                 self.num_begun += 1
@@ -191,7 +203,9 @@ def test_probes_take_about_a_hundredth_of_the_time(answer, num_tokens, costs, nu
         requests = [[ModelDrafts(guesses, num_tokens) for _ in range(num_requests)] for _ in pipelines]
         for _ in range(answer):
             for pipeline, batch in zip(pipelines, requests, strict=True):
-                pipeline.run(batch)
+                pipeline.send(batch)
+            for pipeline in pipelines:
+                pipeline.receive()
     assert sum(pipeline.probing for pipeline in pipelines) <= 0.02 * sum(pipeline.time for pipeline in pipelines)
 
 
@@ -206,6 +220,54 @@ def test_answers_of_any_costs_are_probed_at_last(costs, num_requests):
         for _ in range(40):
             pipeline.run(requests)
     assert pipeline.num_begun >= 5
+
+
+def test_answers_that_end_before_the_draft_model_has_caught_up_are_not_drafted_on_for_ever():
+    """They may have many more tokens, as far as the server knows, and no guess ever says that drafts are useless."""
+    guesses = Guesses()
+    pipeline = Pipeline(guesses, DraftCosts(0.1, 0.1, 0.01, look_ahead=0.13), num_left=1_000)
+    for number in range(400):
+        model = ModelDrafts(guesses, 3_000)
+        for _ in range(10):
+            pipeline.run([model])
+        model.note_end()
+        if number == 0:
+            assert pipeline.probing > pipeline.time, "of the first answer the server does not know better"
+            pipeline.probing = pipeline.time = 0.0
+    assert 0 < pipeline.probing <= 0.02 * pipeline.time
+
+
+def test_an_answer_that_is_longer_than_others_is_drafted_on_in_the_end():
+    guesses = Guesses()
+    guesses.note_length(10)
+    model, costs = ModelDrafts(guesses, 1_000), DraftCosts(0.1, 0.1, 0.01)
+    model.acceptance = 0.9
+    counts = []
+    for _ in range(200):
+        counts.append(wanted(model, costs, num_left=1_000))
+        model.append(3)
+    assert not any(counts[:9])
+    assert counts[-1] > 0
+
+
+def test_a_probed_request_that_is_rewound_begins_no_probe_that_costs_too_much():
+    guesses = Guesses()
+    guesses.acceptance, guesses.num_unguessed = 0.05, 5 * PROBE_INTERVAL - 1
+    model, costs = ModelDrafts(guesses, 4), DraftCosts(0.1, 0.1, 0.01, look_ahead=0.13)
+    model.append(3)
+    assert wanted(model, costs) == 1
+    model.note_drafting()
+    model.rewind(4_000)
+    assert wanted(model, costs) == 0
+
+
+def test_a_request_without_drafts_is_probed_while_another_has_drafts():
+    guesses = Guesses()
+    paying, other = ModelDrafts(guesses, 0), ModelDrafts(guesses, 0)
+    paying.acceptance, other.acceptance = 0.98, 0.05
+    counts = run_iterations([paying, other], 2 * PROBE_INTERVAL, truth=3)
+    assert all(counts[::2])
+    assert any(counts[1::2])
 
 
 def test_a_probe_of_a_long_prompt_goes_on_until_the_draft_model_has_caught_up():

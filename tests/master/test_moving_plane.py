@@ -41,11 +41,23 @@ def test_parts_that_grow_together_keep_what_was_known():
     assert plane.slopes() == (None, None)
 
 
-def test_no_part_is_below_zero():
-    plane = MovingPlane()
+def test_where_a_part_would_be_below_zero_the_other_explains_all():
+    plane, other = MovingPlane(), MovingPlane()
     for x, y in (((1.0, 0.0), 5.0), ((1.0, 1.0), 1.0)):
         plane.note(x, y, 1.0)
-    first, second = plane.slopes()
-    assert first is not None
-    assert first > 0
-    assert second == 0.0
+        other.note((x[1], x[0]), y, 1.0)
+    assert plane.slopes() == (3.0, 0.0)
+    assert other.slopes() == (0.0, 3.0)
+
+
+def test_a_part_that_does_not_occur_for_long_is_kept_and_does_not_disturb_the_other():
+    plane = MovingPlane()
+    for x in ((1e-3, 200.0), (2e-3, 100.0)):
+        plane.note(x, 3 * x[0] + 0.5 * x[1], 0.9)
+    for _ in range(20_000):
+        plane.note((1e-3, 0.0), 7e-3, 0.9)
+    assert plane.slopes() == pytest.approx((7, 0.5), rel=1e-3)
+    for _ in range(200):
+        plane.note((1e-3, 10.0), 2e-3 + 4.0, 0.9)
+        plane.note((1e-3, 20.0), 2e-3 + 8.0, 0.9)
+    assert plane.slopes() == pytest.approx((2, 0.4), rel=1e-3)

@@ -38,7 +38,7 @@ def unmeasured(monkeypatch):
     """
     monkeypatch.setattr(measured_draft_costs, "LOOK_AHEAD", 0.0)
     monkeypatch.setattr(MeasuredDraftCosts, "note_rows", lambda self, seconds, rows: None)
-    monkeypatch.setattr(MeasuredDraftCosts, "note_drafting", lambda self, result: None)
+    monkeypatch.setattr(MeasuredDraftCosts, "note_drafting", lambda self, pipeline, result: None)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     if (grammar := submission.grammar) is not None:
         message.grammar.kind = _GRAMMARS[grammar.kind]
         message.grammar.text, message.grammar.field = text(grammar.text, len(grammar.text)), grammar.field
+        message.grammar.owner = grammar.owner
 
 
 def submission_of(message: pb.Submission) -> Submission:
@@ -98,7 +99,7 @@ def submission_of(message: pb.Submission) -> Submission:
 def _grammar_of(message: pb.Grammar) -> Grammar:
     if message.kind not in _GRAMMAR_OF_NUMBER:
         raise LinkError(f"unknown kind of grammar {message.kind}")
-    return Grammar(_GRAMMAR_OF_NUMBER[message.kind], message.text, message.field)
+    return Grammar(_GRAMMAR_OF_NUMBER[message.kind], message.text, message.field, message.owner)
 
 
 def _choices_of(message: pb.Choices) -> Choices:

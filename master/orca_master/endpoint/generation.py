@@ -13,7 +13,7 @@ import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from orca_contract.state import EngineState
 
@@ -185,6 +185,8 @@ class Generator:
         salt = salt_of(owner, body.cache_salt)
         choices = []
         grammar = self._answers.grammar(body)
+        if grammar is not None:
+            grammar = replace(grammar, owner=owner)
         count = len(prompts) * body.num_choices
         generated = max(1, max_tokens)
         num_tokens = sum(map(len, prompts)) * body.num_choices + count * generated

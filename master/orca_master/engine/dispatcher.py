@@ -93,7 +93,7 @@ class Dispatcher:
             proposal = select(supervisor)
             if proposal:
                 batch, now = self._scheduler.dispatch(supervisor.id, proposal), time.monotonic()
-                _note_admissions(batch, now)
+                _note_requests(batch, now)
                 self._expected_wait.note_sent(batch, now)
                 sequence = supervisor.send(batch)
                 self._masks.note_sent(supervisor, sequence, batch)
@@ -109,8 +109,10 @@ class Dispatcher:
         return bool(proposal)
 
 
-def _note_admissions(batch: Batch, now: float) -> None:
-    """Set the time of the first iteration of requests that are admitted for the first time."""
+def _note_requests(batch: Batch, now: float) -> None:
+    """Set the time of the first iteration of requests that are admitted for the first time; tell drafters of drafts."""
     for scheduled in batch.requests:
         if scheduled.admitted and scheduled.incarnation == 0:
             scheduled.request.admitted_at = now
+        if scheduled.num_drafts and scheduled.request.drafter is not None:
+            scheduled.request.drafter.note_drafting()

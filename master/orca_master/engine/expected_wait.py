@@ -70,6 +70,7 @@ class ExpectedWait:
     def note_lost(self, pipeline: str) -> None:
         """Forget the iterations in flight of a lost pipeline."""
         self._sent.pop(pipeline, None)
+        self.draft_costs.note_lost(pipeline)
 
     def note_end(self, request: Request) -> None:
         """Note the end of an interactive request, also of a cancelled one; without a token it says nothing.

@@ -123,7 +123,7 @@ class LiveRequests:
             return True
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._admission.expected_wait.note_end(request)
+            self._note_end(request)
             self._scheduler.cancel(request)
         return request is not None
 
@@ -140,7 +140,7 @@ class LiveRequests:
         num_accepted = len(progressed) - len(last)
         self._admission.expected_wait.note_returned(batch, now, num_accepted, result.drafting_ns / 1e9)
         if result.num_caught_up:
-            self._admission.expected_wait.draft_costs.note_drafting(result)
+            self._admission.expected_wait.draft_costs.note_drafting(batch.pipeline, result)
         if num_drafts := sum(bool(entry.draft) for entry in batch.requests):
             num_tokens = sum(len(entry.draft) for entry in batch.requests)
             self._observer.on_drafts(num_drafts, num_tokens, num_accepted)
@@ -158,7 +158,7 @@ class LiveRequests:
             token = result.token[index]
             outputs.append(Output(request.request_id, token, reason, error, of_token, num_cached, of_prompt))
             if reason is not None:
-                self._admission.expected_wait.note_end(request)
+                self._note_end(request)
                 del self._requests[request.request_id]
         outputs += [Output(name, None, None, prompt_logprobs=entry) for name, entry in of_prompts.items()]
         for request, pooled in embeddings:
@@ -166,7 +166,7 @@ class LiveRequests:
             num_cached = 0 if reason is None else request.num_cached
             outputs.append(Output(request.request_id, None, reason, num_cached=num_cached, pooled=pooled))
             if reason is not None:
-                self._admission.expected_wait.note_end(request)
+                self._note_end(request)
                 del self._requests[request.request_id]
         return outputs
 
@@ -187,9 +187,6 @@ class LiveRequests:
 
     def _receive_drafts(self, batch: Batch, result: pb.IterationResult) -> None:
         """Pass the drafts of a committed result to their requests."""
-        for scheduled in batch.requests:
-            if scheduled.num_drafts and scheduled.request.drafter is not None:
-                scheduled.request.drafter.note_drafting()
         entries = batch.entries if result.drafted else []
         for drafted in result.drafted:
             scheduled = entries[drafted.index]
@@ -248,6 +245,11 @@ class LiveRequests:
         if config.has_draft_model:
             return ModelDrafts(self._guesses, len(submission.prompt) + len(submission.generated or ()))
         return PromptLookup([*submission.prompt, *(submission.generated or ())])
+
+    def _note_end(self, request: Request) -> None:
+        self._admission.expected_wait.note_end(request)
+        if request.drafter is not None and request.generated:
+            request.drafter.note_end()
 
     def _fail_overdue(self) -> None:
         """Fail the choices of requests that are incomplete after CHOICES_SECONDS, and free the places of all."""

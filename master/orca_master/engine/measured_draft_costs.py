@@ -26,6 +26,8 @@ LATEST = 3
 memory, and lasts up to four times as long."""
 KEPT_DRAFTING = 1 - 1 / 16
 """The same for those of the draft model, of which there are few where drafts do not pay."""
+MOST_INPUTS = 4
+"""Tokens per draft of a first step that takes as long as the other steps."""
 LOOK_AHEAD_SECONDS = 0.0014
 """What look-ahead saves of an iteration: the worker's wait for the master, 2.0 instead of 0.6 ms (docs/benchmarks)."""
 LOOK_AHEAD = 0.13
@@ -46,8 +48,8 @@ class MeasuredDraftCosts:
         """Seconds of an iteration without rows, or of a row where that takes longer."""
         self._drafting = MovingPlane()
         """Seconds of the draft model, over those of the model with as many rows, and over the other tokens."""
-        self._sizes = set[int]()
-        """Numbers of rows that the draft model has drafted for."""
+        self._sizes = set[tuple[str, int]]()
+        """Numbers of rows that the draft model of a pipeline has drafted for."""
 
     @property
     def costs(self) -> DraftCosts:
@@ -79,20 +81,26 @@ class MeasuredDraftCosts:
         self._constant = max(self._line.constant(slope), slope / MOST)
         self._row = _bounded(slope / self._constant) if self._constant > 0 else None
 
-    def note_drafting(self, result: pb.IterationResult) -> None:
-        """Add the time of the draft model in an iteration, unless it is the first with so many drafts (see LATEST).
+    def note_drafting(self, pipeline: str, result: pb.IterationResult) -> None:
+        """Add the time of the draft model in an iteration, unless it is the pipeline's first with so many drafts.
 
-        A step has a row for each draft that goes on. The first step also has the other tokens that were caught up on.
+        A step has a row for each draft that goes on. The first step also has the tokens that were caught up on; the
+        few behind an accepted draft belong to the step.
         """
         lengths = [len(each.token) for each in result.drafted if each.token]
         if self._constant is None or self._row is None:
             return
-        if len(lengths) not in self._sizes:
-            self._sizes.add(len(lengths))
+        if (size := (pipeline, len(lengths))) not in self._sizes:
+            self._sizes.add(size)
             return
         iterations = self._constant * (max(lengths, default=0) + self._row * sum(lengths))
-        num_others = max(0, result.num_caught_up - len(lengths))
+        has_others = result.num_caught_up > MOST_INPUTS * len(lengths)
+        num_others = result.num_caught_up - len(lengths) if has_others else 0
         self._drafting.note((iterations, num_others), result.drafting_ns / 1e9, KEPT_DRAFTING)
+
+    def note_lost(self, pipeline: str) -> None:
+        """Note the loss of a pipeline: its next workers have recorded nothing."""
+        self._sizes = {size for size in self._sizes if size[0] != pipeline}
 
     def _in_parts(self, seconds: float | None) -> float | None:
         """Return a time in parts of an iteration without rows."""

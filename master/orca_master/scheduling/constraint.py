@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_GRAMMAR_BYTES = 128 << 10
@@ -31,13 +31,17 @@ class GrammarKind(enum.Enum):
         return NOUNS.get(self.value, "grammar")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar of at most MAX_GRAMMAR_BYTES. `field`: the field of the client's request, which errors name."""
+    """A grammar of at most MAX_GRAMMAR_BYTES. `field`: the field of the client's request, which errors name.
+
+    `owner`: digest of the client's API key, "" without keys. Grammars of different owners share a compiled one.
+    """
 
     kind: GrammarKind
     text: str
-    field: str = field(default="structured_outputs", compare=False)
+    field: str = dataclasses.field(default="structured_outputs", compare=False)
+    owner: str = dataclasses.field(default="", compare=False)
 
 
 class Constraint(Protocol):

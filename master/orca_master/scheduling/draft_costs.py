@@ -8,12 +8,15 @@ drafts a token for each of the rows. The draft model is a smaller model of the s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 ROW_COST = STEP_COST = 0.1
 """Before they have been measured."""
 LEAST_ACCEPTANCE = 0.25
 """Where rows are nearly free: guesses that are seldom right would be computed for nothing."""
+MOST_CAUGHT_UP = 256
+"""Tokens that the draft model catches up on at the end of an iteration, at most (the workers' draft_model.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,11 @@ class DraftCosts:
     def probe_price(self, num_behind: int, rows: int) -> float:
         """Return how many tokens could be generated beside `rows` rows in the time of drafting and computing one token.
 
-        `num_behind`: tokens that the draft model must catch up on. Three iterations are not sent ahead: the one at
-        whose end the token is drafted, the one that computes the token, and the one after that.
+        `num_behind`: tokens that the draft model must catch up on. Not sent ahead are the iterations at whose ends it
+        catches up and drafts, the one that computes the token, and the one after that.
         """
-        time = num_behind * self.caught_up + self.step * self.iteration_time(1) + self.row + 3 * self.look_ahead
+        num_late = math.ceil(num_behind / MOST_CAUGHT_UP) + 2
+        time = num_behind * self.caught_up + self.step * self.iteration_time(1) + self.row + num_late * self.look_ahead
         return time * rows / self.iteration_time(rows)
 
     def gain(self, count: int, acceptance: float, rows: int) -> tuple[float, float]:

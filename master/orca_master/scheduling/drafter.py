@@ -36,7 +36,10 @@ class Drafter(Protocol):
         """
 
     def note_drafting(self) -> None:
-        """Note the result of an iteration at whose end the draft model was to draft; a draft is received after this."""
+        """Note that an iteration has been sent at whose end the draft model is to draft."""
+
+    def note_end(self) -> None:
+        """Note the end of the request's answer."""
 
     def receive(self, tokens: Sequence[int]) -> None:
         """Keep what the draft model has drafted after the last token; none: it cannot compute so long a sequence."""

@@ -18,33 +18,43 @@ WEIGHT = 1 / 8
 """Weight of the latest guess in `ModelDrafts.acceptance`."""
 COMMON_WEIGHT = 1 / 64
 """Weight of the latest guess in `Guesses.acceptance`."""
+LENGTH_WEIGHT = 1 / 16
+"""Weight of the latest answer in `Guesses.length`."""
 FIRST_ACCEPTANCE = 0.7
 """Before any guess."""
 PROBE_INTERVAL = 251
 """Tokens of all requests without a guess after which one of them may be probed. A prime: a multiple of the length of
 all answers would always choose a request that has just ended."""
 PROBE_SHARE = 0.01
-"""What a probe costs at most, of the time since the latest guess or probe."""
+"""What a probe costs at most, of the time of the tokens without a guess since the latest probe."""
 
 
 class Guesses:
-    """The guesses of all requests. `acceptance`: the share of the latest that were right; a request begins with it."""
+    """The guesses of all requests, and the lengths of their answers.
+
+    `acceptance`: the share of the latest guesses that were right; a request begins with it.
+    """
 
     def __init__(self) -> None:
         self.acceptance = FIRST_ACCEPTANCE
         self.chosen: ModelDrafts | None = None
         """The request that may be probed next."""
         self.num_unguessed = 0
-        """Tokens of all requests since the latest guess or probe."""
+        """Tokens without a guess, of all requests, since the latest probe."""
+        self.length: float | None = None
+        """Tokens of an answer, a moving average; None before the first end of an answer."""
 
     def note(self, right: bool) -> None:
         """Add a guess."""
         self.acceptance += COMMON_WEIGHT * (right - self.acceptance)
-        self.begin()
 
-    def begin(self) -> None:
-        """Note a guess or the beginning of a probe: for a while, no request is chosen."""
+    def note_probe(self) -> None:
+        """Note the beginning of a probe: for a while, no request is chosen."""
         self.chosen, self.num_unguessed = None, 0
+
+    def note_length(self, num_tokens: int) -> None:
+        """Add the length of an answer that has ended."""
+        self.length = num_tokens if self.length is None else self.length + LENGTH_WEIGHT * (num_tokens - self.length)
 
     def note_unguessed(self, request: ModelDrafts) -> None:
         """Note a token without a guess; `request` may be chosen, in place of an earlier one that may have ended."""
@@ -65,6 +75,7 @@ class ModelDrafts:
         """Tokens that the workers had not computed at the admission, until the draft model has computed them."""
         self._num_later = 0
         """Tokens since the admission, or since the latest draft."""
+        self._num_generated = 0
         self._guesses = guesses
         self._drafted: tuple[int, ...] = ()
         self._is_promising = False
@@ -76,6 +87,7 @@ class ModelDrafts:
     def append(self, token: int) -> None:
         """See Drafter; compares the token with the guess."""
         self._num_later += 1
+        self._num_generated += 1
         if not self._drafted:
             if not self._is_too_long:
                 self._guesses.note_unguessed(self)
@@ -109,7 +121,11 @@ class ModelDrafts:
         """See Drafter. A probe is paid for when it begins: the request may end before the draft model has caught up."""
         if self._guesses.chosen is self:
             self._is_probed = True
-            self._guesses.begin()
+            self._guesses.note_probe()
+
+    def note_end(self) -> None:
+        """See Drafter."""
+        self._guesses.note_length(self._num_generated)
 
     def receive(self, tokens: Sequence[int]) -> None:
         """See Drafter."""
@@ -126,8 +142,17 @@ class ModelDrafts:
             return 0
         num_accepted, saved = costs.gain(count, acceptance, rows)
         saved -= costs.drafting_time(count, rows) / rows  # as if all rows were drafted on
-        num_iterations = num_left / (1 + num_accepted)
+        num_iterations = self._num_expected(num_left) / (1 + num_accepted)
         return count if saved > 0 and saved * num_iterations > self._num_behind * costs.caught_up else 0
+
+    def _num_expected(self, num_left: int) -> float:
+        """Return how many tokens the answer is expected to go on, up to `num_left`.
+
+        Up to the length of other answers; one that is longer goes on for as long as it has until now.
+        """
+        if self._guesses.length is None:
+            return num_left
+        return min(num_left, max(self._guesses.length - self._num_generated, self._num_generated))
 
     @property
     def _num_behind(self) -> int:

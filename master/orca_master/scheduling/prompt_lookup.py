@@ -71,6 +71,9 @@ class PromptLookup:
     def note_drafting(self) -> None:
         """See Drafter: there is no draft model."""
 
+    def note_end(self) -> None:
+        """See Drafter: nothing is learned from it."""
+
     def receive(self, tokens: Sequence[int]) -> None:
         """See Drafter: without a draft model nothing comes."""
 

@@ -3,6 +3,7 @@
 A new grammar is compiled twice: first in a process of its own (grammar_process.py), which refuses what is invalid, slow
 or large, and then on a thread of the master, where llguidance releases the interpreter lock. Copies of a
 compiled grammar cost microseconds, so all answers to it, also of later requests, begin with a copy from the cache.
+API keys take turns, so that the new grammars of one, however slow, delay another's by one grammar of each key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
+from orca_master.text.fair_turns import FairTurns
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.token_matcher import TokenMatcher
@@ -28,7 +30,7 @@ from orca_master.text.token_matcher import TokenMatcher
 MAX_CACHED = 64
 """Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
 MAX_WAITING = 256
-"""Maximum number of requests that wait for the process."""
+"""Maximum number of requests that wait for the process. Those of one API key are at most half of them."""
 WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, longer than that of its children."""
 
@@ -49,8 +51,7 @@ class GrammarCompiler:
         """Why there is no `_tokenizer`."""
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._turns = FairTurns()
 
     async def prepare(self) -> None:
         """Load the tokenizer, before requests are served: that holds the interpreter lock."""
@@ -93,16 +94,14 @@ class GrammarCompiler:
     async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if len(grammar.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
             raise self._refusal(grammar, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled, the limit is {MAX_WAITING}")
-        self._num_waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._num_waiting -= 1
+        if self._turns.num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled, the limit")
+        if grammar.owner and self._turns.num_waiting_of(grammar.owner) >= MAX_WAITING // 2:
+            raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
+        await self._turns.acquire(grammar.owner)
         # Shielded: cancelling the exchange would leave its answer in the pipe for the next request.
         compiling = asyncio.create_task(self._compile_in_turn(grammar, tokenizer))
-        compiling.add_done_callback(lambda _: self._turn.release())
+        compiling.add_done_callback(lambda _: self._turns.release())
         return await asyncio.shield(compiling)
 
     async def _compile_in_turn(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
