@@ -148,6 +148,28 @@ def test_answers_to_three_hundred_schemas_validate(served):
     num_cut = run_suite(served.url, suite)
     print(f"{num_cut} of {len(suite)} answers were cut by max_tokens")
     assert num_cut <= len(suite) * 0.05
+
+
+@pytest.mark.long
+def test_an_answer_that_max_tokens_cuts_is_the_beginning_of_one_that_validates(served):
+    """The same seed draws the same tokens, however many may follow."""
+
+    def one(numbered: tuple[int, dict[str, Any]]) -> str:
+        number, schema = numbered
+        body = {"response_format": of_schema(schema), "seed": number}
+        (whole,) = complete(served.url, **body)["choices"]
+        assert check(whole["text"], whole["finish_reason"], schema)
+        body["max_tokens"] = 1 + number % 24
+        if number % 2:
+            text, reason = stream(served.url, **body)
+        else:
+            (cut,) = complete(served.url, **body)["choices"]
+            text, reason = cut["text"], cut["finish_reason"]
+        assert whole["text"].startswith(text.rstrip("\ufffd")), "but for a part of a character"
+        return reason
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(one, enumerate(schemas(120, seed=2)))).count("length") > 60
     for schema in UNSUPPORTED:
         body = {"prompt": "Once", "response_format": of_schema({"type": "array", "items": schema})}
         answer = httpx.post(f"{served.url}/v1/completions", json=body)
