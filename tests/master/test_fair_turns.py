@@ -1,12 +1,13 @@
-"""`FairTurns`: whose turn it is."""
+"""`FairTurns`: whose turn it is. `WorkInTurn`: who awaits it."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import pytest
-from orca_master.text.fair_turns import FairTurns
+from orca_master.text.fair_turns import FairTurns, WorkInTurn
 
 
 def order_of(owners: str) -> str:
@@ -24,11 +25,9 @@ def order_of(owners: str) -> str:
         await turns.acquire("first")
         tasks = [asyncio.create_task(work(owner)) for owner in owners]
         await asyncio.sleep(0)
-        assert turns.num_waiting == len(owners)
-        assert all(turns.num_waiting_of(owner) == owners.count(owner) for owner in "abc")
         turns.release()
         await asyncio.gather(*tasks)
-        assert turns.num_waiting == 0
+        assert not turns._waiting
         await asyncio.wait_for(turns.acquire("last"), 10)
         return "".join(order)
 
@@ -91,7 +90,76 @@ def test_cancelled_tasks_lose_no_turn(seed):
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
         assert None in results
-        assert turns.num_waiting == 0
+        assert not turns._waiting
         await turns.acquire("last")
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_callers_of_the_same_work_share_its_turn_and_its_result():
+    async def scene() -> None:
+        turns, results = FairTurns(), list[str]()
+        await turns.acquire("first")
+
+        async def work() -> str:
+            results.append("done")
+            return "result"
+
+        shared = WorkInTurn(turns, "a", work)
+        callers = [asyncio.create_task(shared.result()) for _ in range(5)]
+        await asyncio.sleep(0)
+        callers[0].cancel()
+        turns.release()
+        assert await asyncio.gather(*callers[1:]) == ["result"] * 4
+        assert results == ["done"]
+        assert not shared.is_abandoned
+        await asyncio.wait_for(turns.acquire("last"), 10)
+
+    asyncio.run(scene())
+
+
+def test_work_whose_callers_are_gone_before_its_turn_is_not_done():
+    async def scene() -> None:
+        turns, ended = FairTurns(), list[bool]()
+        await turns.acquire("first")
+        abandoned = WorkInTurn(turns, "a", forbidden)
+        abandoned.on_end(lambda: ended.append(True))
+        callers = [asyncio.create_task(abandoned.result()) for _ in range(2)]
+        await asyncio.sleep(0)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        assert abandoned.is_abandoned
+        turns.release()
+        await asyncio.wait_for(turns.acquire("last"), 10)
+        assert ended == [True]
+
+    async def forbidden() -> None:
+        raise AssertionError("the work has begun")
+
+    asyncio.run(scene())
+
+
+def test_work_that_has_begun_goes_on_without_callers_and_its_error_is_not_logged(caplog):
+    async def scene() -> None:
+        turns, goes_on = FairTurns(), asyncio.Event()
+
+        async def work() -> None:
+            await goes_on.wait()
+            raise ValueError("nobody hears of it")
+
+        running = WorkInTurn(turns, "a", work)
+        caller = asyncio.create_task(running.result())
+        while turns._holder is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        assert not running.is_abandoned
+        goes_on.set()
+        await asyncio.wait_for(turns.acquire("last"), 10)
+        del running
+
+    asyncio.run(scene())
+    gc.collect()
+    assert not caplog.records

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,29 @@ def test_slow_grammars_of_one_api_key_delay_those_of_another_by_one_turn(tmp_pat
         tasks += [asyncio.create_task(compile_as("other", json.dumps({"const": number}))) for number in range(2)]
         await asyncio.gather(*tasks)
         assert ended[:4] == ["hostile", "other", "hostile", "other"]
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("grammar", [Grammar(REGEX, "a{2}", owner="one"), replace(SLOW, owner="one")])
+def test_choices_of_one_request_have_one_turn_together(tmp_path, monkeypatch, grammar):
+    """Also more of them than grammars may wait; they do not wait for a turn of another key for each."""
+    ended = list[str]()
+
+    async def compile_as(compiler: Counting, each: Grammar) -> None:
+        with contextlib.suppress(RequestError):
+            await compiler.compile(each, VOCABULARY)
+        ended.append(each.owner)
+
+    async def scene(compiler: Counting) -> None:
+        monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 8)
+        others = [Grammar(REGEX, f"b{number}", owner="two") for number in range(3)]
+        tasks = [compile_as(compiler, each) for each in (others[0], *[grammar] * 40, *others[1:])]
+        await asyncio.gather(*tasks)
+        assert ended == ["two", *["one"] * 40, "two", "two"]
+        result = "refused" if grammar.text == SLOW.text else "cached"
+        assert compiler.results[result] >= 39
+        assert compiler.results.total() == 43
 
     play(tmp_path, scene)
 

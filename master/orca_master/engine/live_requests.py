@@ -243,7 +243,8 @@ class LiveRequests:
         if submission.sampling.reads_history or submission.pooling is not None:
             return None
         if config.has_draft_model:
-            return ModelDrafts(self._guesses, len(submission.prompt) + len(submission.generated or ()))
+            num_generated = len(submission.generated or ())
+            return ModelDrafts(self._guesses, len(submission.prompt) + num_generated, num_generated)
         return PromptLookup([*submission.prompt, *(submission.generated or ())])
 
     def _note_end(self, request: Request) -> None:

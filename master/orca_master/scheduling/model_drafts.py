@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from orca_master.scheduling.draft_costs import DraftCosts
+from orca_master.scheduling.draft_costs import MOST_CAUGHT_UP, DraftCosts
 from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
 
 WEIGHT = 1 / 8
@@ -64,18 +64,20 @@ class Guesses:
 
 
 class ModelDrafts:
-    """Implements `Drafter` for a request of `num_tokens` tokens."""
+    """Implements `Drafter` for a request of `num_tokens` tokens, of which `num_generated` belong to its answer."""
 
     reads_history = True
 
-    def __init__(self, guesses: Guesses, num_tokens: int) -> None:
+    def __init__(self, guesses: Guesses, num_tokens: int, num_generated: int = 0) -> None:
         self.acceptance = guesses.acceptance
         """Share of the latest guesses that were right, a moving average."""
         self.num_earlier = num_tokens
         """Tokens that the workers had not computed at the admission, until the draft model has computed them."""
         self._num_later = 0
         """Tokens since the admission, or since the latest draft."""
-        self._num_generated = 0
+        self._num_asked = 0
+        """Of these and the earlier ones, those that the draft model has been asked to catch up on."""
+        self._num_generated = num_generated
         self._guesses = guesses
         self._drafted: tuple[int, ...] = ()
         self._is_promising = False
@@ -119,6 +121,7 @@ class ModelDrafts:
 
     def note_drafting(self) -> None:
         """See Drafter. A probe is paid for when it begins: the request may end before the draft model has caught up."""
+        self._num_asked += min(MOST_CAUGHT_UP, self._num_behind)
         if self._guesses.chosen is self:
             self._is_probed = True
             self._guesses.note_probe()
@@ -130,11 +133,12 @@ class ModelDrafts:
     def receive(self, tokens: Sequence[int]) -> None:
         """See Drafter."""
         self._drafted, self._is_too_long, self._is_probed = tuple(tokens), not tokens, False
-        self.num_earlier = self._num_later = 0
+        self.num_earlier = self._num_later = self._num_asked = 0
 
     def rewind(self, num_tokens: int) -> None:
         """See Drafter."""
-        self._drafted, self.num_earlier, self._num_later, self._is_probed = (), num_tokens, 0, False
+        self._drafted, self._is_probed = (), False
+        self.num_earlier, self._num_later, self._num_asked = num_tokens, 0, 0
 
     def _num_paying(self, acceptance: float, costs: DraftCosts, rows: int, most: int, num_left: int) -> int:
         """Return how many drafted tokens pay, up to `most`, if each is accepted with the probability `acceptance`."""
@@ -142,13 +146,15 @@ class ModelDrafts:
             return 0
         num_accepted, saved = costs.gain(count, acceptance, rows)
         saved -= costs.drafting_time(count, rows) / rows  # as if all rows were drafted on
-        num_iterations = self._num_expected(num_left) / (1 + num_accepted)
-        return count if saved > 0 and saved * num_iterations > self._num_behind * costs.caught_up else 0
+        num_late = math.ceil(self._num_behind / MOST_CAUGHT_UP)  # iterations before the first draft
+        num_iterations = max(0.0, self._num_expected(num_left) - num_late) / (1 + num_accepted)
+        catching_up = self._num_behind * costs.caught_up + num_late * costs.look_ahead / rows
+        return count if saved > 0 and saved * num_iterations > catching_up else 0
 
     def _num_expected(self, num_left: int) -> float:
-        """Return how many tokens the answer is expected to go on, up to `num_left`.
+        """Return how many tokens the answer is expected to have yet, up to `num_left`.
 
-        Up to the length of other answers; one that is longer goes on for as long as it has until now.
+        As many as up to the mean length of other answers, or as many as it has, whichever is more.
         """
         if self._guesses.length is None:
             return num_left
@@ -156,5 +162,5 @@ class ModelDrafts:
 
     @property
     def _num_behind(self) -> int:
-        """Tokens that the draft model must catch up on."""
-        return self.num_earlier + self._num_later
+        """Tokens that the draft model must still catch up on; those in flight, and those of other rows, are ignored."""
+        return self.num_earlier + self._num_later - self._num_asked

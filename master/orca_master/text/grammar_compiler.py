@@ -15,6 +15,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
-from orca_master.text.fair_turns import FairTurns
+from orca_master.text.fair_turns import FairTurns, WorkInTurn
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.token_matcher import TokenMatcher
@@ -30,7 +31,7 @@ from orca_master.text.token_matcher import TokenMatcher
 MAX_CACHED = 64
 """Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
 MAX_WAITING = 256
-"""Maximum number of requests that wait for the process. Those of one API key are at most half of them."""
+"""Maximum number of grammars that wait for the process. Those of one API key are at most half of them."""
 WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, longer than that of its children."""
 
@@ -52,6 +53,8 @@ class GrammarCompiler:
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._process: asyncio.subprocess.Process | None = None
         self._turns = FairTurns()
+        self._compiling = dict[tuple[str, str, Grammar], WorkInTurn[LLMatcher]]()
+        """Those that wait or are compiled, by owner and field."""
 
     async def prepare(self) -> None:
         """Load the tokenizer, before requests are served: that holds the interpreter lock."""
@@ -64,7 +67,7 @@ class GrammarCompiler:
     async def compile(self, grammar: Grammar, vocabulary_size: int, tokens: Sequence[int] = ()) -> TokenMatcher:
         """Return a matcher to which `tokens` are appended.
 
-        Raises RequestError for a grammar that cannot be compiled, QueueFullError if too many requests wait, and
+        Raises RequestError for a grammar that cannot be compiled, QueueFullError if too many grammars wait, and
         EngineUnavailableError if no process can be started.
         """
         if self._tokenizer is None:
@@ -77,10 +80,7 @@ class GrammarCompiler:
             matcher = await self._compile_anew(grammar, self._tokenizer)
         else:
             self._note("cached")
-        self._cache[grammar] = matcher
-        self._cache.move_to_end(grammar)
-        while len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
+            self._cache.move_to_end(grammar)
         copy = matcher.deep_copy()
         if not tokens:
             return TokenMatcher(copy, self._ends)
@@ -94,18 +94,36 @@ class GrammarCompiler:
     async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if len(grammar.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
             raise self._refusal(grammar, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
-        if self._turns.num_waiting >= MAX_WAITING:
+        key = (grammar.owner, grammar.field, grammar)
+        compiling = self._compiling.get(key)
+        if compiling is None or compiling.is_abandoned:
+            compiling = self._compiling[key] = self._begin(grammar, tokenizer)
+            compiling.on_end(partial(self._forget, key, compiling))
+            return await compiling.result()
+        try:  # another choice of the request, or another request of the owner
+            matcher = await compiling.result()
+        except RequestError:
+            self._note("refused")
+            raise
+        self._note("cached")
+        return matcher
+
+    def _begin(self, grammar: Grammar, tokenizer: LLTokenizer) -> WorkInTurn[LLMatcher]:
+        """Let a grammar wait for its turn; raise QueueFullError."""
+        if len(self._compiling) > MAX_WAITING:  # and one is compiled
             raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled, the limit")
-        if grammar.owner and self._turns.num_waiting_of(grammar.owner) >= MAX_WAITING // 2:
+        num_of_owner = sum(owner == grammar.owner for owner, *_ in self._compiling)
+        if grammar.owner and num_of_owner > MAX_WAITING // 2:
             raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
-        await self._turns.acquire(grammar.owner)
-        # Shielded: cancelling the exchange would leave its answer in the pipe for the next request.
-        compiling = asyncio.create_task(self._compile_in_turn(grammar, tokenizer))
-        compiling.add_done_callback(lambda _: self._turns.release())
-        return await asyncio.shield(compiling)
+        return WorkInTurn(self._turns, grammar.owner, partial(self._compile_in_turn, grammar, tokenizer))
+
+    def _forget(self, key: tuple[str, str, Grammar], ended: WorkInTurn[LLMatcher]) -> None:
+        if self._compiling.get(key) is ended:
+            del self._compiling[key]
 
     async def _compile_in_turn(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if (present := self._cache.get(grammar)) is not None:  # an equal grammar was in turn before
+            self._cache.move_to_end(grammar)
             self._note("cached")
             return present
         answer = await self._exchange({"kind": grammar.kind.value, "text": grammar.text})
@@ -117,6 +135,9 @@ class GrammarCompiler:
         if matcher.is_error():  # the process had the same tokenizer and limits
             raise self._refusal(grammar, matcher.get_error()[:1000])
         self._note("compiled")
+        self._cache[grammar] = matcher  # before the next turn
+        while len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
         return matcher
 
     def _refusal(self, grammar: Grammar, reason: str, field: str = "") -> RequestError:
