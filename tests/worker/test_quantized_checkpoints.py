@@ -89,16 +89,21 @@ def check_quantised_activations(case, path, quantization, served_as, group=None)
     one_short([name for name, case in CASES.items() if case.scheme.bits == 4], "gptq of gpt2, zero points, act-order"),
 )
 def test_activations_of_eight_bits_beside_any_weights_of_four(name, written):
-    """The kernels are far closer to the reference than both are to the model without quantised activations."""
+    """The kernels are far closer to the reference than both are to the model without quantised activations.
+
+    Short prompts: where an activation lies between two integers, the last bit of a float decides, on each processor
+    differently, and all later tokens of the prompt differ. Most prompts have no such activation.
+    """
     path, _ = written(name)
-    case, (prompt,) = CASES[name], make_prompts((150,))
+    case, prompts = CASES[name], make_prompts((5,) * 30)
+    requests = [(row, 0, list(prompt)) for row, prompt in enumerate(prompts)]
     plain = [ReferenceKernels()] * case.partitions
     models = (
         PartitionedModel(path, case.partitions, case.ranks, quantization="w4a8"),
         PartitionedModel(path, case.partitions, case.ranks, quantization="w4a8", kernels=plain),
         PartitionedModel(path, case.partitions, case.ranks),
     )
-    ours, expected, exact = (model.logits(model.iteration([(0, 0, list(prompt))], max_tokens=176)) for model in models)
+    ours, expected, exact = (model.logits(model.iteration(requests, max_tokens=5)) for model in models)
     error, change = ((other - expected).square().mean().sqrt() for other in (ours, exact))
     assert error < 0.4 * change
 
