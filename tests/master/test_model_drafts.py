@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orca_contract.drafting import MOST_CAUGHT_UP
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
 from orca_master.scheduling.model_drafts import FIRST_ACCEPTANCE, PROBE_INTERVAL, Guesses, ModelDrafts
@@ -144,7 +145,7 @@ def test_a_request_that_is_far_behind_is_probed_less_often():
 
 @dataclass
 class Pipeline:
-    """Iterations of requests whose guesses are never right; the draft model catches up on 256 tokens at a time.
+    """Iterations of requests whose guesses are never right.
 
     Its time, and that of the draft model and of look-ahead, which iterations with drafts and those after them lose.
     """
@@ -180,7 +181,7 @@ class Pipeline:
             self.behind[model] = self.behind.get(model, model.num_earlier) + 1
             model.append(4)
         for model in asked:
-            num_tokens = min(256, self.behind[model])
+            num_tokens = min(MOST_CAUGHT_UP, self.behind[model])
             self.behind[model] -= num_tokens
             self.probing += num_tokens * costs.caught_up
             if not self.behind[model]:

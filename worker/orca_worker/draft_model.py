@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from orca_contract.drafting import MOST_CAUGHT_UP
 from orca_protos import engine_pb2 as pb
 
 from orca_worker.device_clock import DeviceClock
@@ -29,8 +30,6 @@ from orca_worker.sampler import Sampler
 
 MOST_PADDING = 1024
 """Largest difference of two vocabularies that are the same but for unused tokens at the end."""
-MOST_CAUGHT_UP = 256
-"""Tokens that the draft model computes in one iteration of the model to catch up: others wait for the iteration."""
 MOST_UNREAD = 64
 """Iterations whose tokens stay on the device while nobody wants drafts: the host does not wait for the latest."""
 

@@ -93,7 +93,7 @@ class Dispatcher:
             proposal = select(supervisor)
             if proposal:
                 batch, now = self._scheduler.dispatch(supervisor.id, proposal), time.monotonic()
-                _note_requests(batch, now)
+                _note_sent(batch, now)
                 self._expected_wait.note_sent(batch, now)
                 sequence = supervisor.send(batch)
                 self._masks.note_sent(supervisor, sequence, batch)
@@ -109,8 +109,8 @@ class Dispatcher:
         return bool(proposal)
 
 
-def _note_requests(batch: Batch, now: float) -> None:
-    """Set the time of the first iteration of requests that are admitted for the first time; tell drafters of drafts."""
+def _note_sent(batch: Batch, now: float) -> None:
+    """Note a batch in its requests: the time of a first iteration, and that the draft model is to draft."""
     for scheduled in batch.requests:
         if scheduled.admitted and scheduled.incarnation == 0:
             scheduled.request.admitted_at = now

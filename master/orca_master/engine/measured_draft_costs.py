@@ -18,14 +18,14 @@ from orca_master.scheduling.draft_costs import DraftCosts
 
 KEPT = 1 - 1 / 64
 """The weight of an iteration decreases by the factor e in 64 iterations."""
+KEPT_DRAFTING = 1 - 1 / 16
+"""That of an iteration of the draft model in 16: there are few where drafts do not pay."""
 LEAST_VARIANCE = 0.01
 """Of the numbers of rows, in parts of the mean of their squares: with fewer differences, noise would decide."""
 LEAST, MOST = 0.01, 1.0
 LATEST = 3
 """Iterations of as many rows of which the median counts: the first of its size is recorded (decode_graphs.py), or takes
 memory, and lasts up to four times as long."""
-KEPT_DRAFTING = 1 - 1 / 16
-"""The same for those of the draft model, of which there are few where drafts do not pay."""
 MOST_INPUTS = 4
 """Tokens per draft of a first step that takes as long as the other steps."""
 LOOK_AHEAD_SECONDS = 0.0014
@@ -47,7 +47,7 @@ class MeasuredDraftCosts:
         self._constant: float | None = None
         """Seconds of an iteration without rows, or of a row where that takes longer."""
         self._drafting = MovingPlane()
-        """Seconds of the draft model, over those of the model with as many rows, and over the other tokens."""
+        """Seconds of the draft model, over those of the model for as many steps and rows, and over other tokens."""
         self._sizes = set[tuple[str, int]]()
         """Numbers of rows that the draft model of a pipeline has drafted for."""
 
@@ -78,8 +78,9 @@ class MeasuredDraftCosts:
         slope = self._line.slope(LEAST_VARIANCE)
         if slope is None:
             return
-        self._constant = max(self._line.constant(slope), slope / MOST)
-        self._row = _bounded(slope / self._constant) if self._constant > 0 else None
+        constant = max(self._line.constant(slope), slope / MOST)
+        if constant > 0:
+            self._constant, self._row = constant, _bounded(slope / constant)
 
     def note_drafting(self, pipeline: str, result: pb.IterationResult) -> None:
         """Add the time of the draft model in an iteration, unless it is the pipeline's first with so many drafts.
@@ -104,7 +105,7 @@ class MeasuredDraftCosts:
 
     def _in_parts(self, seconds: float | None) -> float | None:
         """Return a time in parts of an iteration without rows."""
-        return None if seconds is None or not self._constant else seconds / self._constant
+        return None if seconds is None or self._constant is None else seconds / self._constant
 
 
 def _bounded(cost: float) -> float:

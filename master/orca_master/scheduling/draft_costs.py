@@ -11,20 +11,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from orca_contract.drafting import MOST_CAUGHT_UP
+
 ROW_COST = STEP_COST = 0.1
 """Before they have been measured."""
 LEAST_ACCEPTANCE = 0.25
 """Where rows are nearly free: guesses that are seldom right would be computed for nothing."""
-MOST_CAUGHT_UP = 256
-"""Tokens that the draft model catches up on at the end of an iteration, at most (the workers' draft_model.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Times of a `row` and of a token that the draft model only catches up on, and the part `step` of an iteration.
+    """What drafts cost.
 
-    `look_ahead`: the time that an iteration takes longer if it cannot be sent ahead (lookahead.py), as with drafts;
-    0 without look-ahead.
+    `row`: the time of a row. `step`: that of a step of the draft model, in parts of an iteration of as many rows.
+    `caught_up`: the time of a token that the draft model computes without drafting behind it. `look_ahead`: the time
+    that an iteration takes longer if it cannot be sent ahead (lookahead.py), as with drafts; 0 without look-ahead.
     """
 
     row: float = ROW_COST
@@ -57,7 +58,7 @@ class DraftCosts:
         `num_behind`: tokens that the draft model must catch up on. Not sent ahead are the iterations at whose ends it
         catches up and drafts, the one that computes the token, and the one after that.
         """
-        num_late = math.ceil(num_behind / MOST_CAUGHT_UP) + 2
+        num_late = iterations_behind(num_behind) + 2
         time = num_behind * self.caught_up + self.step * self.iteration_time(1) + self.row + num_late * self.look_ahead
         return time * rows / self.iteration_time(rows)
 
@@ -68,3 +69,8 @@ class DraftCosts:
         """
         accepted = sum(acceptance**number for number in range(1, count + 1))
         return accepted, accepted * self.iteration_time(rows) / rows - count * self.row
+
+
+def iterations_behind(num_behind: int) -> int:
+    """Return the iterations at whose ends the draft model catches up on `num_behind` tokens, if on no other rows."""
+    return math.ceil(num_behind / MOST_CAUGHT_UP)

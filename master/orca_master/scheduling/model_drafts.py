@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from orca_master.scheduling.draft_costs import MOST_CAUGHT_UP, DraftCosts
+from orca_contract.drafting import MOST_CAUGHT_UP
+
+from orca_master.scheduling.draft_costs import DraftCosts, iterations_behind
 from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
 
 WEIGHT = 1 / 8
@@ -146,9 +148,9 @@ class ModelDrafts:
             return 0
         num_accepted, saved = costs.gain(count, acceptance, rows)
         saved -= costs.drafting_time(count, rows) / rows  # as if all rows were drafted on
-        num_late = math.ceil(self._num_behind / MOST_CAUGHT_UP)  # iterations before the first draft
-        num_iterations = max(0.0, self._num_expected(num_left) - num_late) / (1 + num_accepted)
-        catching_up = self._num_behind * costs.caught_up + num_late * costs.look_ahead / rows
+        num_before = iterations_behind(self._num_behind)  # the first draft, a token each
+        num_iterations = max(0.0, self._num_expected(num_left) - num_before) / (1 + num_accepted)
+        catching_up = self._num_behind * costs.caught_up + num_before * costs.look_ahead / rows
         return count if saved > 0 and saved * num_iterations > catching_up else 0
 
     def _num_expected(self, num_left: int) -> float:
@@ -162,5 +164,5 @@ class ModelDrafts:
 
     @property
     def _num_behind(self) -> int:
-        """Tokens that the draft model must still catch up on; those in flight, and those of other rows, are ignored."""
+        """Tokens that the draft model must still catch up on, if it computes all that it has been asked to."""
         return self.num_earlier + self._num_later - self._num_asked

@@ -32,9 +32,7 @@ class FairTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._remove(owner, turn)
-            else:  # the turn came at the same time
+            if not turn.cancelled():  # the turn came at the same time
                 self.release()
             raise
 
@@ -47,17 +45,10 @@ class FairTurns:
             turn = turns.popleft()
             if not turns:
                 del self._waiting[self._holder]
-            if not turn.done():  # a cancelled one is removed when its task goes on
+            if not turn.cancelled():
                 turn.set_result(None)
                 return
         self._holder = None
-
-    def _remove(self, owner: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting.get(owner)
-        if turns is not None and turn in turns:
-            turns.remove(turn)
-            if not turns:
-                del self._waiting[owner]
 
 
 class WorkInTurn(Generic[Result]):
