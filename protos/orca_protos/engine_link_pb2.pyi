@@ -550,14 +550,16 @@ class Answer(_message.Message):
     def __init__(self, number: _Optional[int] = ..., value: _Optional[bytes] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("kind", "message", "field")
+    __slots__ = ("kind", "message", "field", "code")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     kind: ErrorKind
     message: str
     field: str
-    def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+    code: str
+    def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
 
 class Outputs(_message.Message):
     __slots__ = ("request_id", "token", "detail")

@@ -312,13 +312,13 @@ def test_the_wire_has_every_member_of_an_enumeration():
     assert set(ERROR_CLASSES) == set(pb.ErrorKind.values())
 
 
-@given(st.sampled_from(sorted(ERROR_CLASSES.values(), key=str)), texts, st.none() | texts)
-def test_errors_survive_the_wire(cls, message, field):
-    error = cls(message, field) if cls is errors.RequestError else cls(message)
+@given(st.sampled_from(sorted(ERROR_CLASSES.values(), key=str)), texts, st.none() | texts, st.none() | texts)
+def test_errors_survive_the_wire(cls, message, field, code):
+    error = cls(message, field, code) if cls is errors.RequestError else cls(message)
     answer = decode_from_master(encode_from_master(Answer(1, error=error)))
     assert (answer.number, answer.value) == (1, None)
     assert (type(answer.error), str(answer.error)) == (cls, message)
-    assert getattr(answer.error, "field", None) == (field if cls is errors.RequestError else None)
+    assert vars(answer.error) == vars(error)
 
 
 def test_other_errors_become_an_engine_error():

@@ -15,7 +15,7 @@ from orca_master.api_processes.remote_engine import RemoteEngine, connect
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.adapter_registry import ServedAdapter
-from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.errors import ADAPTER_LIMIT, EngineUnavailableError, RequestError
 from support.queue_client import Queue
 
 CONFIG = EndpointConfig(("m",), runtime_adapters=True)
@@ -68,10 +68,10 @@ def test_the_status_comes_before_the_answer(tmp_path):
 
 def test_refusals_keep_their_kind_and_field(tmp_path):
     async def scene(remote: RemoteEngine, loader: Loader) -> None:
-        loader.error = RequestError("lora_path: no", "lora_path")
-        with pytest.raises(RequestError, match="lora_path: no") as refused:
+        loader.error = RequestError("lora_name: 64 are loaded", "lora_name", ADAPTER_LIMIT)
+        with pytest.raises(RequestError, match="lora_name: 64") as refused:
             await RemoteAdapters(remote).load("x", "y", "")
-        assert refused.value.field == "lora_path"
+        assert (refused.value.field, refused.value.code) == ("lora_name", ADAPTER_LIMIT)
         loader.error = EngineUnavailableError("later")
         with pytest.raises(EngineUnavailableError, match="later"):
             await RemoteAdapters(remote).load("x", "y", "")

@@ -177,14 +177,21 @@ def _fill_error(message: pb.Error, error: Exception) -> None:
     kind = _ERROR_KINDS.get(type(error))
     message.kind = pb.ERROR_KIND_ENGINE if kind is None else kind
     message.message = text(str(error) if kind is not None else f"{type(error).__name__}: {error}")
-    if isinstance(error, RequestError) and error.field is not None:
-        message.field = text(error.field)
+    if isinstance(error, RequestError):
+        if error.field is not None:
+            message.field = text(error.field)
+        if error.code is not None:
+            message.code = text(error.code)
 
 
 def _error_of(message: pb.Error) -> Exception:
     cls = ERROR_CLASSES.get(message.kind, EngineError)
     if cls is RequestError:
-        return RequestError(message.message, message.field if message.HasField("field") else None)
+        return RequestError(
+            message.message,
+            message.field if message.HasField("field") else None,
+            message.code if message.HasField("code") else None,
+        )
     return cls(message.message)
 
 
