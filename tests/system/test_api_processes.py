@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +30,7 @@ NAME = "llama-gqa-tied"
 LONG = {"model": NAME, "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 ENDLESS = {**LONG, "max_tokens": 8000, "stream": True}
 """Half a minute, where a test interrupts it."""
+OPTIONS = ("--max-batch-size", "8", "--api-processes", "3", "--max-recovery-wait", "0")
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +39,17 @@ def model(checkpoint, tmp_path_factory) -> Path:
     return with_tokenizer(longer, tmp_path_factory.mktemp("processes"), eos=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(model) -> Iterator[Served]:
-    with serve(model, "--max-batch-size", "8", "--api-processes", "3", "--max-recovery-wait", "0") as server:
+    """Yield a server for all tests that leave it serving."""
+    with serve(model, *OPTIONS) as server:
+        yield server
+
+
+@pytest.fixture
+def fresh(model) -> Iterator[Served]:
+    """Yield a server that has had no request and that the test may end."""
+    with serve(model, *OPTIONS) as server:
         yield server
 
 
@@ -68,17 +79,16 @@ def link(file: Path) -> str:
         return ""
 
 
-def finished(served: Served, reason: str) -> float:
-    """Return how many requests ended so, as the metrics say."""
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    return sum(
-        float(line.split()[-1]) for line in lines if f'request_success_total{{finished_reason="{reason}"' in line
-    )
+def ends(served: Served) -> Counter[str]:
+    """Return how many requests have ended for each reason, as the metrics say."""
+    text = httpx.get(f"{served.url}/metrics").text
+    counts = re.findall(r'^orca:request_success_total\{finished_reason="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    return +Counter({reason: int(float(count)) for reason, count in counts})
 
 
-def test_all_processes_serve_and_any_of_them_knows_the_metrics(served, references):
+def test_all_processes_serve_and_any_of_them_knows_the_metrics(fresh, references):
     """Forty connections, twenty at once: each of three processes has its share, the tokens are the model's."""
-    assert len(api_processes(served)) == 3
+    assert len(api_processes(fresh)) == 3
     (reference,) = references(NAME, (33,), 32)
     body = {"model": NAME, "prompt": list(reference.prompt), "max_tokens": 32, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True}  # fmt: skip
@@ -87,15 +97,15 @@ def test_all_processes_serve_and_any_of_them_knows_the_metrics(served, reference
 
         def ask(_: int) -> list[int]:
             with httpx.Client(timeout=60) as client:
-                answer = client.post(f"{served.url}/v1/completions", json=body)
-                used.update(connected(api_processes(served)))
+                answer = client.post(f"{fresh.url}/v1/completions", json=body)
+                used.update(connected(api_processes(fresh)))
                 return answer.json()["choices"][0]["token_ids"]
 
         for tokens in pool.map(ask, range(40)):
             assert tokens == list(reference.greedy)
-    assert used == api_processes(served)
-    assert finished(served, "length") == 40
-    metrics = {httpx.get(f"{served.url}/metrics").text.split("# HELP orca:iteration")[0] for _ in range(8)}
+    assert used == api_processes(fresh)
+    assert ends(fresh) == Counter(length=40)
+    metrics = {httpx.get(f"{fresh.url}/metrics").text.split("# HELP orca:iteration")[0] for _ in range(8)}
     assert value(metrics.pop(), "generation_tokens_total") == 40 * 32
     assert not metrics, "every process says the same"
 
@@ -103,21 +113,21 @@ def test_all_processes_serve_and_any_of_them_knows_the_metrics(served, reference
 @pytest.mark.long
 def test_ends_are_counted_as_what_they_were(served):
     """A stop string is found in the API process, a client that leaves is seen there: the metrics are the master's."""
+    before = ends(served)
     first = httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 40}, timeout=60).json()
     stop = first["choices"][0]["text"][5:9]
     answer = httpx.post(f"{served.url}/v1/completions", json={**LONG, "stop": [stop]}, timeout=60).json()
     assert answer["choices"][0]["finish_reason"] == "stop"
     with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS) as stream:
         next(stream.iter_lines())
-    assert eventually(lambda: finished(served, "abort") == 1)
-    assert (finished(served, "length"), finished(served, "stop")) == (1, 1)
+    assert eventually(lambda: ends(served) - before == Counter(length=1, stop=1, abort=1))
     assert httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 10**6}).status_code == 400
-    assert finished(served, "abort") == 1, "a refusal is none"
+    assert ends(served) - before == Counter(length=1, stop=1, abort=1), "a refusal is none"
 
 
 @pytest.mark.long
 def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
-    before = api_processes(served)
+    before, ends_before = api_processes(served), ends(served)
     with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -135,7 +145,7 @@ def test_one_that_dies_is_replaced_and_its_requests_are_let_go(served):
     assert eventually(lambda: len(api_processes(served)) == 3)
     assert len(before & api_processes(served)) == 2
     assert value(httpx.get(f"{served.url}/metrics").text, "num_requests_running") == 0
-    assert finished(served, "abort") == 1
+    assert ends(served) - ends_before == Counter(length=12, abort=1)
     assert any("exit code -9 and is restarted" in line for line in served.log)
 
 
@@ -153,7 +163,7 @@ def test_no_process_reads_a_pickle(model, tmp_path, monkeypatch):
         assert httpx.post(f"{served.url}/v1/completions", json={**LONG, "max_tokens": 10**6}).status_code == 400
         with httpx.stream("POST", f"{served.url}/v1/completions", json=ENDLESS, timeout=60) as stream:
             next(stream.iter_lines())
-        assert eventually(lambda: finished(served, "abort") == 1)
+        assert eventually(lambda: ends(served) == Counter(length=7, abort=1))
     assert pickle_trap.trapped(tmp_path) == []
     commands = [" ".join(command) for command in pickle_trap.processes(tmp_path)]
     expected = {"orca_master.api_processes.api_process": 2, "orca_master.cli serve": 1, "orca_worker.rank": 1}
@@ -243,15 +253,15 @@ def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, mon
 
 
 @pytest.mark.long
-def test_a_stream_outlasts_sigterm(served):
-    processes = descendants(served.process.pid)
+def test_a_stream_outlasts_sigterm(fresh):
+    processes = descendants(fresh.process.pid)
     body = {**LONG, "max_tokens": 500, "stream": True}  # within the drain timeout also on a busy machine
-    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
+    with httpx.stream("POST", f"{fresh.url}/v1/completions", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
-        served.process.send_signal(signal.SIGTERM)
+        fresh.process.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert served.process.wait(30) == 0
+    assert fresh.process.wait(30) == 0
     assert eventually(lambda: not any(map(alive, processes)))
 
 
@@ -271,13 +281,13 @@ def test_what_outlasts_the_drain_ends_with_an_error(model):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_stays_behind(served, number):
+def test_no_process_stays_behind(fresh, number):
     # The master, three of the API, each with one for chat templates, a worker and its rank; one may still be starting.
-    assert eventually(lambda: len(descendants(served.process.pid)) == 9), descendants(served.process.pid)
-    processes = descendants(served.process.pid)
-    assert served.stop(number) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    assert eventually(lambda: len(descendants(fresh.process.pid)) == 9), descendants(fresh.process.pid)
+    processes = descendants(fresh.process.pid)
+    assert fresh.stop(number) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
     assert eventually(lambda: not any(map(alive, processes)))
-    assert not any("Traceback" in line for line in served.log), served.log
+    assert not any("Traceback" in line for line in fresh.log), fresh.log
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from support.variants import one_short
 NAME = "llama-gqa-tied"
 
 
-@pytest.mark.parametrize("admission", ["reserve", pytest.param("paged", marks=pytest.mark.long)])
+@pytest.mark.parametrize("admission", ["reserve", pytest.param("paged", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("variant", one_short(VARIANTS, NAME))
 def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint, worker_pool):
     """Greedy and sampled requests of many lengths: the same tokens alone as among 15 others."""

@@ -93,7 +93,7 @@ def test_rounds_of_requests_and_a_killed_rank(run_folder, options):
     partition = 0 if "-pp" not in options and "--replicas" not in options else 1
     with start(write_model(run_folder), *options) as served:
         priorities = (-1, 0, 1) if "priority" in options else ()
-        company = Company(served.url, mixture(random.Random(2), 6 * len(KINDS)), priorities)
+        company = Company(served.url, mixture(random.Random(2), 4 * len(KINDS)), priorities)
         asyncio.run(company.ask_alone())
         assert asyncio.run(company.ask_together(1)) == []
         check_rest(served)
@@ -114,7 +114,7 @@ def test_a_killed_master(run_folder, tmp_path):
     """Streams go on where they were, and what has no stream is asked again."""
     options = ("-pp", "2", "--speculative-tokens", "6", "--journal", str(tmp_path / "journal"))
     with start(write_model(run_folder), *options) as served:
-        company = Company(served.url, mixture(random.Random(3), 4 * len(KINDS)), resumes=True)
+        company = Company(served.url, mixture(random.Random(3), 3 * len(KINDS)), resumes=True)
         asyncio.run(company.ask_alone())
         assert company.num_lost == 0
         before = served.master
