@@ -28,7 +28,7 @@ def right_tokens(state: State, bounds: Bounds) -> bool:
         is_right(token, index, position)
         for index, request in enumerate(state.master.requests)
         if request is not None
-        for position, token in enumerate(request.generated, 1)
+        for position, token in enumerate(request.generated, bounds.prompt_length)
     )
 
 
@@ -41,7 +41,7 @@ def once_in_order(state: State, bounds: Bounds) -> bool:
         if client is None:
             continue
         received = client.received
-        if not all(is_right(token, index, position) for position, token in enumerate(received, 1)):
+        if not all(is_right(token, index, place) for place, token in enumerate(received, bounds.prompt_length)):
             return False
         if state.master.phase is not Phase.DOWN and request is not None:
             count = min(len(received), len(request.generated)) if bounds.machine else len(received)

@@ -1,7 +1,7 @@
 """The master of the protocol model: formations, iterations, losses (orca_master/engine and orca_master/scheduling).
 
-As in `EngineMaster`, iterations are sent as soon as a request can be selected, in the same step. With two requests and
-two partitions a balanced batch has one request. Prompts are not chunked.
+As in `EngineMaster`, iterations are sent as soon as a request can be selected, in the same step. Each has one request:
+with two requests and two partitions because batches are balanced, with a token budget because that is one token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol_model.state import (
     Request,
     State,
     Worker,
-    known_tokens,
+    prompt,
     replaced,
 )
 
@@ -80,18 +80,19 @@ def rewound(request: Request, removed: frozenset[Guard]) -> Request:
 
 
 def dispatch(state: State, bounds: Bounds) -> State:
-    """Select and send iterations until no request can be selected or both partitions have one: Algorithm 1."""
+    """Select and send iterations until no request can be selected or enough are in flight: Algorithm 1."""
     master, sent = state.master, []
-    while master.phase is Phase.SERVING and len(master.in_flight) < NUM_PARTITIONS:
+    while master.phase is Phase.SERVING and len(master.in_flight) < NUM_PARTITIONS + bounds.has_spare:
         selected = _select(master, bounds)
         if selected < 0:
             break
         request = master.requests[selected]
         assert request is not None
-        tokens = known_tokens(selected, request)
+        tokens = (*prompt(selected, bounds), *request.generated)
         held = {other.row for other in master.requests if other is not None}
         row = request.row if request.row >= 0 else min(set(range(len(held) + 1)) - held)
-        sequence, count = master.sequence + 1, len(tokens) - request.num_computed
+        sequence, start = master.sequence + 1, request.num_computed + request.num_in_flight
+        end = min(len(tokens), start + (bounds.token_budget or len(tokens)))
         sent.append(
             Message(
                 Kind.ITERATION,
@@ -100,20 +101,23 @@ def dispatch(state: State, bounds: Bounds) -> State:
                 sequence=sequence,
                 request=selected,
                 row=row,
-                start=request.num_computed,
-                tokens=tokens,
+                start=start,
+                samples=end == len(tokens),
+                tokens=tokens[:end],
             )
         )
         master = master._replace(
             sequence=sequence,
-            in_flight=(*master.in_flight, InFlight(sequence, selected, request.incarnation, count)),
-            requests=replaced(master.requests, selected, request._replace(row=row, num_in_flight=count)),
+            in_flight=(*master.in_flight, InFlight(sequence, selected, request.incarnation, end - start)),
+            requests=replaced(
+                master.requests, selected, request._replace(row=row, num_in_flight=end - request.num_computed)
+            ),
         )
     return state._replace(master=master, network=(*state.network, *sent))
 
 
 def receive(state: State, message: Message, removed: frozenset[Guard], bounds: Bounds) -> State:
-    """Handle a result: commit its token and send the next iterations, or give the pipeline up."""
+    """Handle a result: commit it and send the next iterations, or give the pipeline up."""
     master = state.master
     if master.phase is not Phase.SERVING or (message.epoch != master.epoch and Guard.RESULT_EPOCH not in removed):
         return state
@@ -125,7 +129,7 @@ def receive(state: State, message: Message, removed: frozenset[Guard], bounds: B
     request = master.requests[oldest.request]
     assert request is not None
     if request.incarnation == oldest.incarnation or Guard.INCARNATION in removed:
-        request = _committed(request, oldest, message.tokens[0], removed, bounds)
+        request = _committed(request, oldest, message.tokens, removed, bounds)
     requests = replaced(master.requests, oldest.request, request)
     return dispatch(state._replace(master=master._replace(in_flight=tuple(others), requests=requests)), bounds)
 
@@ -160,13 +164,27 @@ def restarted(worker: Worker, whole: bool) -> Worker:
 
 
 def _select(master: Master, bounds: Bounds) -> int:
-    """Return the earliest request that waits or is in its increment phase, -1 without one."""
-    for index, request in enumerate(master.requests):
-        if request is None or not request.is_live or request.num_in_flight:
-            continue
-        if len(request.generated) < bounds.num_tokens:
+    """Return the earliest request that waits or has nothing in flight, or else the one whose prompt has parts left.
+
+    -1 without one. Parts in flight have no company while an answer is generated: see candidates.pipelined_prompts.
+    """
+    unfinished = [
+        (index, request)
+        for index, request in enumerate(master.requests)
+        if request is not None and request.is_live and len(request.generated) < bounds.num_tokens
+    ]
+    for index, request in unfinished:
+        if not request.num_in_flight:
             return index
-    return -1
+    left = {index: _num_unscheduled(request, bounds) for index, request in unfinished if request.row >= 0}
+    if any(count <= 1 for count in left.values()):
+        return -1
+    return min(left, default=-1)
+
+
+def _num_unscheduled(request: Request, bounds: Bounds) -> int:
+    """Return the number of known tokens that no iteration so far computes."""
+    return bounds.prompt_length + len(request.generated) - request.num_computed - request.num_in_flight
 
 
 def _recorded(tokens: tuple[int, ...], removed: frozenset[Guard]) -> Request | None:
@@ -176,14 +194,20 @@ def _recorded(tokens: tuple[int, ...], removed: frozenset[Guard]) -> Request | N
     return Request(() if Guard.RECORDED_TOKENS in removed else tokens, is_live=Guard.RESUME not in removed)
 
 
-def _committed(request: Request, entry: InFlight, sampled: int, removed: frozenset[Guard], bounds: Bounds) -> Request:
-    """Return the request with a sampled token: see Scheduler.commit."""
-    generated = (*request.generated, sampled)
+def _committed(
+    request: Request, entry: InFlight, sampled: tuple[int, ...], removed: frozenset[Guard], bounds: Bounds
+) -> Request:
+    """Return the request with the computed tokens of an iteration and the sampled token: see Scheduler.commit."""
+    generated = (*request.generated, *sampled)
     if len(generated) >= bounds.num_tokens:
         return Request(
             generated, row=request.row if Guard.RELEASE in removed else -1, incarnation=request.incarnation + 1
         )
-    return request._replace(generated=generated, num_computed=request.num_computed + entry.num_tokens, num_in_flight=0)
+    return request._replace(
+        generated=generated,
+        num_computed=request.num_computed + entry.num_tokens,
+        num_in_flight=max(0, request.num_in_flight - entry.num_tokens),  # below 0 only without the guard INCARNATION
+    )
 
 
 def _to_all(kind: Kind, master: Master) -> tuple[Message, ...]:

@@ -48,15 +48,19 @@ class Bounds:
     `num_tokens`: generated tokens of each request. `crashes`: deaths of a rank, of a worker or of the master.
     `anomalies`: duplicated or reordered messages, stalls, and preemptions. `machine`: the death of the master may be
     that of its machine, which loses the end of the journal. `rounding`: a token that is sampled in another epoch may
-    differ, as in bfloat16; otherwise it is the same, as in float32.
+    differ, as in bfloat16; otherwise it is the same, as in float32. `token_budget`: input tokens of an iteration, None
+    for no limit. `has_spare`: one more iteration than partitions may be in flight.
     """
 
     num_requests: int = 2
+    prompt_length: int = 1
     num_tokens: int = 2
     crashes: int = 2
     anomalies: int = 1
     machine: bool = False
     rounding: bool = True
+    token_budget: int | None = None
+    has_spare: bool = False
 
 
 class Kind(enum.IntEnum):
@@ -71,8 +75,9 @@ class Kind(enum.IntEnum):
 class Message(NamedTuple):
     """A message in the network.
 
-    `caller`: the number of the master that sent a Prepare or a Form, 0 for others. `tokens` of an iteration: all known
-    tokens of its request, of which the iteration computes those from `start` on; of a result: the sampled token.
+    `caller`: the number of the master that sent a Prepare or a Form, 0 for others. `tokens` of an iteration: the known
+    tokens of its request up to the last one that it computes, beginning at `start`; of a result: the sampled token, if
+    `samples`, and none after a part of a prompt.
     """
 
     kind: Kind
@@ -83,6 +88,7 @@ class Message(NamedTuple):
     request: int = -1
     row: int = -1
     start: int = 0
+    samples: bool = False
     tokens: tuple[int, ...] = ()
 
 
@@ -189,7 +195,7 @@ class Step(NamedTuple):
 
 
 def token(request: int, position: int, rounding: int) -> int:
-    """Return the token of `request` at `position` (0: the prompt), as one number; `rounding`: the epoch, or 0."""
+    """Return the token of `request` at `position` as one number; `rounding`: the epoch, or 0, as for the prompt."""
     return rounding * 100 + request * 10 + position
 
 
@@ -198,9 +204,9 @@ def is_right(value: int, request: int, position: int) -> bool:
     return value >= 0 and value % 100 == request * 10 + position
 
 
-def known_tokens(index: int, request: Request) -> tuple[int, ...]:
-    """Return the prompt, which is one token, and the generated tokens."""
-    return (token(index, 0, 0), *request.generated)
+def prompt(index: int, bounds: Bounds) -> tuple[int, ...]:
+    """Return the tokens of a request's prompt."""
+    return tuple(token(index, position, 0) for position in range(bounds.prompt_length))
 
 
 def replaced(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

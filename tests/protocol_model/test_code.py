@@ -12,9 +12,11 @@ from protocol_model.state import Bounds, Guard, State, Step
 from protocol_model.twin import Twin
 
 BOUNDS = Bounds(num_tokens=3, crashes=2, anomalies=2)
-MAX_STEPS = 150
+PARTS = Bounds(prompt_length=3, num_tokens=2, crashes=2, anomalies=2, token_budget=1, has_spare=True)
+MAX_STEPS = 200
 COVERED = {"loss", "kill", "preemption", "stale result", "resumed with tokens"}
 """Kinds of steps that the walks of a test must have made."""
+COVERED_BY_PARTS = COVERED | {"parts of a prompt", "spare iteration"}
 
 
 def next_step(protocol: Protocol, state: State, chance: random.Random) -> Transition | None:
@@ -46,17 +48,29 @@ def walk(protocol: Protocol, chance: random.Random, folder: Path) -> Counter[str
     return twin.covered
 
 
-@pytest.mark.parametrize(
-    ("seed", "num_walks"), [(1, 40), *(pytest.param(seed, 200, marks=pytest.mark.long) for seed in (2, 3))]
-)
+SEEDS = [(1, 40), *(pytest.param(seed, 200, marks=pytest.mark.long) for seed in (2, 3))]
+
+
+@pytest.mark.parametrize(("seed", "num_walks"), SEEDS)
 def test_the_code_makes_every_step_of_random_walks(seed: int, num_walks: int, tmp_path: Path) -> None:
+    assert {kind for kind, count in covered_by_walks(BOUNDS, seed, num_walks, tmp_path).items() if count} == COVERED
+
+
+@pytest.mark.parametrize(("seed", "num_walks"), SEEDS)
+def test_the_code_makes_every_step_with_parts_of_prompts(seed: int, num_walks: int, tmp_path: Path) -> None:
+    covered = covered_by_walks(PARTS, seed, num_walks, tmp_path)
+    assert {kind for kind, count in covered.items() if count} == COVERED_BY_PARTS
+
+
+def covered_by_walks(bounds: Bounds, seed: int, num_walks: int, folder: Path) -> Counter[str]:
+    """Return what random walks in model and code have covered."""
     print(f"seed {seed}")
-    protocol, chance = Protocol(BOUNDS), random.Random(seed)
+    protocol, chance = Protocol(bounds), random.Random(seed)
     covered: Counter[str] = Counter()
     for number in range(num_walks):
-        covered.update(walk(protocol, chance, tmp_path / str(number)))
+        covered.update(walk(protocol, chance, folder / str(number)))
     print(dict(covered))
-    assert {kind for kind in COVERED if covered[kind]} == COVERED
+    return covered
 
 
 @pytest.mark.parametrize(

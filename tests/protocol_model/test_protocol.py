@@ -13,12 +13,17 @@ SHORT = [
     (Bounds(crashes=0, anomalies=2), 16_000),
     (Bounds(crashes=1, anomalies=0, num_tokens=3), 9_000),
     (Bounds(crashes=1, anomalies=0, machine=True, rounding=False), 7_000),
+    (Bounds(crashes=1, anomalies=0, prompt_length=3, token_budget=1, has_spare=True), 8_000),
+    (Bounds(crashes=0, anomalies=1, prompt_length=3, token_budget=1, has_spare=True), 7_000),
 ]
 EXHAUSTIVE = [
     (Bounds(crashes=2, anomalies=1), 600_000),
     (Bounds(crashes=2, anomalies=0, num_tokens=3), 150_000),
     (Bounds(crashes=1, anomalies=1, num_tokens=3), 180_000),
     (Bounds(crashes=2, anomalies=0, machine=True, rounding=False), 100_000),
+    (Bounds(crashes=1, anomalies=1, prompt_length=3, token_budget=1, has_spare=True), 160_000),
+    (Bounds(crashes=2, anomalies=0, prompt_length=3, token_budget=1, has_spare=True), 100_000),
+    (Bounds(num_requests=3, crashes=1, anomalies=0, token_budget=1, has_spare=True), 29_000),
 ]
 """Bounds, and a number of states that a search within them exceeds: fewer show that steps are missing."""
 
@@ -26,7 +31,8 @@ EXHAUSTIVE = [
 def name(bounds: Bounds) -> str:
     """Return the id of a test with these bounds."""
     dies = "-machine" if bounds.machine else ""
-    return f"{bounds.crashes}-crashes-{bounds.anomalies}-anomalies-{bounds.num_tokens}-tokens{dies}"
+    parts = f"-{bounds.num_requests}-requests-in-parts" if bounds.token_budget else ""
+    return f"{bounds.crashes}-crashes-{bounds.anomalies}-anomalies-{bounds.num_tokens}-tokens{dies}{parts}"
 
 
 @pytest.mark.timeout(1800)  # the full bounds: 50 s of processor time and 800 MB

@@ -15,7 +15,7 @@ from orca_master.scheduling.request import Request as RealRequest
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
-from protocol_model.state import MASTER, NUM_PARTITIONS, Bounds, Master, Phase, State, Step, token
+from protocol_model.state import MASTER, NUM_PARTITIONS, Bounds, Master, Phase, State, Step, prompt
 
 PIPELINE, MODEL = "p", "m"
 
@@ -54,7 +54,7 @@ class Twin:
         elif serves and not served:
             self._scheduler.add_pipeline(PIPELINE, KvLedger(64))
         elif served and step.message is not None and step.message.to == MASTER and step.name != "duplicate":
-            self._commit(step.message.tokens[0])
+            self._commit(list(step.message.tokens))
         if serves:
             self._dispatch()
         self._record(after)
@@ -72,18 +72,20 @@ class Twin:
     def _start(self, requests: dict[int, RealRequest]) -> None:
         self._requests = requests
         self._in_flight: deque[Batch] = deque()
-        self._scheduler = Scheduler(SchedulerConfig(max_batch_size=4, n_workers=NUM_PARTITIONS), RequestPool(8, 1000))
+        bounds = self._bounds
+        config = SchedulerConfig(4, NUM_PARTITIONS, bounds.token_budget, keeps_spare_iteration=bounds.has_spare)
+        self._scheduler = Scheduler(config, RequestPool(8, 1000))
         for request in requests.values():
             if request.finish_reason is None:
                 self._scheduler.pool.put_back(request)
 
     def _request(self, index: int, generated: list[int]) -> RealRequest:
-        return RealRequest(str(index), index, (token(index, 0, 0),), self._bounds.num_tokens, generated=generated)
+        return RealRequest(str(index), index, prompt(index, self._bounds), self._bounds.num_tokens, generated=generated)
 
     def _submit(self, index: int) -> None:
         self._requests[index] = self._request(index, [])
         self._scheduler.pool.add(self._requests[index])
-        accepted = Accepted(str(index), "completions", {}, [[token(index, 0, 0)]], 9, None, 0, 0, "")
+        accepted = Accepted(str(index), "completions", {}, [list(prompt(index, self._bounds))], 9, None, 0, 0, "")
         number = self._journal.accept(accepted)
         self._numbers[index], self._num_recorded[index] = number, 0
 
@@ -109,14 +111,18 @@ class Twin:
         shutil.copytree(written, self._journal_folder)
         self._journal.close()
 
-    def _commit(self, sampled: int) -> None:
+    def _commit(self, sampled: list[int]) -> None:
         batch = self._in_flight.popleft()
-        if not self._scheduler.commit(batch, [sampled]):
+        if not self._scheduler.commit(batch, sampled) and sampled:
             self.covered["stale result"] += 1
 
     def _dispatch(self) -> None:
         while proposal := self._scheduler.select(PIPELINE):
-            self._in_flight.append(self._scheduler.dispatch(PIPELINE, proposal))
+            batch = self._scheduler.dispatch(PIPELINE, proposal)
+            self._in_flight.append(batch)
+            (scheduled,) = batch.requests
+            self.covered["parts of a prompt"] += scheduled.request.num_tokens_in_flight > scheduled.num_tokens
+            self.covered["spare iteration"] += len(self._in_flight) > NUM_PARTITIONS
 
     def _holders(self) -> list[RealRequest]:
         return [request for request in self._requests.values() if self._row(request) >= 0]

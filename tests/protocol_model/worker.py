@@ -76,6 +76,7 @@ def _iterate(state: State, worker: Worker, message: Message, removed: frozenset[
     else:
         rounding = message.epoch if rounds else 0
         sampled = token(message.request, len(message.tokens), rounding) if is_right else WRONG
-        sent = Message(Kind.RESULT, message.epoch, MASTER, sequence=message.sequence, tokens=(sampled,))
+        tokens = (sampled,) if message.samples else ()
+        sent = Message(Kind.RESULT, message.epoch, MASTER, sequence=message.sequence, tokens=tokens)
     workers = replaced(state.workers, partition, computed)
     return state._replace(workers=workers, network=(*state.network, sent), violated=violated)
