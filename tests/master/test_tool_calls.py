@@ -153,8 +153,8 @@ def test_beginnings_of_calls_are_read_once(beginning, monkeypatch):
     num_scanned: list[int] = []
 
     class Counted(CallScanner):
-        def feed(self, text: str) -> int:
-            num_scanned.append(super().feed(text) + 1)
+        def feed(self, text: str, begin: int = 0) -> int:
+            num_scanned.append(super().feed(text, begin) + 1)
             return num_scanned[-1] - 1
 
     monkeypatch.setattr(tool_calls, "CallScanner", Counted)
@@ -163,3 +163,22 @@ def test_beginnings_of_calls_are_read_once(beginning, monkeypatch):
     assert (parsed.content, parsed.calls) == (answer, [])
     assert len(num_scanned) <= 2
     assert sum(num_scanned) <= len(answer) + len(num_scanned)
+
+
+@pytest.mark.timeout(60)  # of 2 s; copies of the rest of the text would take minutes
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "<tool_call>x" * 150_000),
+        ("hermes", "<tool_call>" + " " * 1_000_000),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 20_000),
+        ("llama3_json", '{"name": "add", "parameters": {}};' * 20_000),
+        ("mistral", "[TOOL_CALLS]" + "add{}" * 100_000),
+    ],
+    ids=["beginnings", "separators", "hermes", "llama3_json", "mistral"],
+)
+def test_a_long_answer_is_read_in_time_proportional_to_its_length(form, text):
+    parsed = ToolCallParser(FORMATS[form], NAMES).feed(text, last=True)
+    num_calls = text.count("add")
+    assert len([call for call in parsed.calls if call.name == "add"]) == num_calls
+    assert parsed.content == ("" if num_calls else text)

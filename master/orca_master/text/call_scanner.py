@@ -46,13 +46,13 @@ class CallScanner:
         self._arguments: list[str] = []
         """Characters of arguments that `take_arguments` has not returned."""
 
-    def feed(self, text: str) -> int:
-        """Scan the next characters; return how many of them belong to the object."""
-        for position, character in enumerate(text):
+    def feed(self, text: str, begin: int = 0) -> int:
+        """Scan the next characters, those from `begin` on; return how many of them belong to the object."""
+        for position in range(begin, len(text)):
             if self.ended or self.broken:
-                return position
-            self._step(character)
-        return len(text)
+                return position - begin
+            self._step(text[position])
+        return len(text) - begin
 
     def take_arguments(self) -> str:
         """Return the characters of the arguments since the last call; {} for an ended object without arguments."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from orca_master.text.call_scanner import WHITESPACE, CallScanner
 from orca_master.text.tool_calls import CallDelta, Parsed
 
+BETWEEN_CALLS = f"{WHITESPACE}[,"
+
 
 class ListParser:
     """State of one answer that is a list of calls."""
@@ -23,15 +25,17 @@ class ListParser:
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return the new calls and characters of arguments; an answer may end (`last`) anywhere."""
         del last  # nothing is held back
-        parsed = Parsed()
-        while text and not self.ends_with_calls:
+        parsed, position = Parsed(), 0
+        while position < len(text) and not self.ends_with_calls:
             if self._scanner is None:
-                text = text.lstrip(f"{WHITESPACE}[,")
-                self.ends_with_calls = text.startswith("]")
-                self._scanner, self._has_name = (CallScanner() if text else None), False
+                if text[position] in BETWEEN_CALLS:
+                    position += 1
+                    continue
+                self.ends_with_calls = text[position] == "]"
+                self._scanner, self._has_name = CallScanner(), False
             else:
-                count = self._scanner.feed(text)
-                text = text[count:]
+                count = self._scanner.feed(text, position)
+                position += count
                 self._take(self._scanner, parsed)
                 if self._scanner.ended:
                     self._scanner = None

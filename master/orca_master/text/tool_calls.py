@@ -56,7 +56,7 @@ FORMATS = {
 }
 BEFORE_ARGUMENTS = "[ARGS]"
 MAX_NAME = 256
-"""Maximum characters of a name before its arguments."""
+"""Maximum characters of a name and what is between the name and its arguments."""
 
 
 def format_of_template(source: str | None) -> ToolCallFormat | None:
@@ -95,16 +95,18 @@ Steps = Generator[None, None, None]
 class ToolCallParser:
     """State of one answer. `names`: of the functions; `parallel`: False to drop all calls but the first.
 
-    What looks like a call and is none, because it is no JSON or its function does not exist, is text.
+    What looks like a call and is none, because it is no JSON or its function does not exist, is text. The time for an
+    answer is proportional to its length, whatever is in it.
     """
 
     def __init__(self, form: ToolCallFormat, names: Collection[str], parallel: bool = True) -> None:
         self._form = form
         self._names = names
         self._parallel = parallel
-        self._text = ""
-        """Text that has not been passed on."""
+        self._text, self._begin = "", 0
+        """The text from `_begin` on has not been passed on. Other positions count from there."""
         self._last = False
+        self._content: list[str] = []
         self._parsed = Parsed()
         self._steps = self._answer()
         self.num_calls = 0
@@ -116,10 +118,11 @@ class ToolCallParser:
 
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return what the next characters are; with `last`, also text that was held back."""
-        self._text += text
+        self._text, self._begin = self._text[self._begin :] + text, 0
         self._last = last
-        self._parsed = Parsed()
+        self._content, self._parsed = [], Parsed()
         next(self._steps)
+        self._parsed.content = "".join(self._content)
         return self._parsed
 
     def _answer(self) -> Steps:
@@ -139,22 +142,24 @@ class ToolCallParser:
 
     def _only_text(self) -> Steps:
         while True:
-            self._pass_on(len(self._text))
+            self._pass_on(len(self._text) - self._begin)
             yield
 
     def _text_before_a_call(self) -> Steps:
         """Pass text on up to the next marker. White space around calls is no text."""
         marker, between = self._form.marker, True
-        while (position := self._text.find(marker)) < 0:
-            keep = 0 if self._last else overlap(self._text, marker)
-            between = between and not self._text[: len(self._text) - keep].strip(WHITESPACE)
+        while (end := self._text.find(marker, self._begin)) < 0:
+            end = len(self._text)
+            if not self._last:
+                end -= overlap(self._text[max(self._begin, end - len(marker)) :], marker)
+            between = between and not self._text[self._begin : end].strip(WHITESPACE)
             if not between or (self._last and not self.num_calls):
-                self._pass_on(len(self._text) - keep)
+                self._pass_on(end - self._begin)
             yield
-        if between and not self._text[:position].strip(WHITESPACE):
-            self._text = self._text[position:]
+        if between and not self._text[self._begin : end].strip(WHITESPACE):
+            self._begin = end
         else:
-            self._pass_on(position)
+            self._pass_on(end - self._begin)
 
     def _calls(self) -> Steps:
         """Read one call, or all to the end of the answer if no text can follow a call."""
@@ -170,7 +175,7 @@ class ToolCallParser:
                 return
         if self._form.closing:
             self._pass_on(num_rejected)
-        elif self.num_calls and not self._text.strip(self._form.separators):
+        elif self.num_calls and not self._text[self._begin :].strip(self._form.separators):
             yield from self._nothing_more()
         else:
             yield from self._only_text()
@@ -179,8 +184,9 @@ class ToolCallParser:
         """Return the position of the first character that is neither of a marker nor a separator."""
         position, marker = 0, self._form.marker
         while True:
-            rest = self._text[position:]
-            if rest.startswith(marker):
+            begin = self._begin + position
+            rest = self._text[begin : begin + len(marker)]
+            if rest == marker:
                 position += len(marker)
             elif rest and rest[0] in self._form.separators and not may_become(rest, marker):
                 position += 1
@@ -196,24 +202,28 @@ class ToolCallParser:
         would take the square of the time for a text of beginnings.
         """
         scanner = CallScanner(names=self._names)
-        if self._form.bare_names and not self._text.startswith("{", position):
-            while (brace := self._text.find("{", position)) < 0:
-                if self._last or len(self._text) - position > MAX_NAME:
+        if self._form.bare_names and not self._text.startswith("{", self._begin + position):
+            while True:
+                begin = self._begin + position
+                before, brace, _ = self._text[begin : begin + MAX_NAME].partition("{")
+                if brace:
+                    break
+                if self._last or len(before) == MAX_NAME:
                     return position
                 yield
-            name = self._text[position:brace].strip().removesuffix(BEFORE_ARGUMENTS).strip()
+            name = before.strip().removesuffix(BEFORE_ARGUMENTS).strip()
             if name not in self._names:
                 return position
-            scanner, position = CallScanner(name, self._names), brace
+            scanner, position = CallScanner(name, self._names), position + len(before)
         begun = False
         while True:
-            position += scanner.feed(self._text[position:])
+            position += scanner.feed(self._text, self._begin + position)
             new_name = None
             if scanner.name is not None and not begun:
                 new_name, begun = scanner.name, True
                 self.num_calls += 1
             if begun:
-                self._text, position = self._text[position:], 0
+                self._begin, position = self._begin + position, 0
                 arguments = scanner.take_arguments()
                 if new_name is not None or arguments:
                     self._parsed.calls.append(CallDelta(self.num_calls - 1, new_name, arguments))
@@ -223,23 +233,28 @@ class ToolCallParser:
 
     def _end_of_call(self) -> Steps:
         """Drop the closing."""
+        closing = self._form.closing
         while True:
-            rest = self._text.lstrip(WHITESPACE)
-            if rest.startswith(self._form.closing):
-                self._text = rest.removeprefix(self._form.closing)
-            elif not self._last and may_become(rest, self._form.closing):
+            begin = self._begin
+            while begin < len(self._text) and self._text[begin] in WHITESPACE:
+                begin += 1
+            rest = self._text[begin : begin + len(closing)]
+            if rest == closing:
+                self._begin = begin + len(closing)
+            elif not self._last and may_become(rest, closing):
                 yield
                 continue
             return
 
     def _nothing_more(self) -> Steps:
         while True:
-            self._text = ""
+            self._begin = len(self._text)
             yield
 
     def _pass_on(self, count: int) -> None:
-        self._parsed.content += self._text[:count]
-        self._text = self._text[count:]
+        end = self._begin + count
+        self._content.append(self._text[self._begin : end])
+        self._begin = end
 
 
 def may_become(text: str, whole: str) -> bool:
