@@ -260,6 +260,29 @@ def test_a_forced_call_that_is_cut(tmp_path):
     play(Scripted(make_model(tmp_path, TEMPLATES["hermes"]), text, FinishReason.LENGTH), scene)
 
 
+@pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
+def test_an_answer_that_continues_a_text_is_no_reasoning(tmp_path, reasoning_parser):
+    """The client's text comes after the reasoning, if there was any."""
+    answer = ' 2. <tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), f"{answer}{END}", reasoning_parser=reasoning_parser)
+    begun = [*QUESTION, {"role": "assistant", "content": "It is"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+
+    async def scene(completions: Any) -> None:
+        made = await completions.create(model=MODEL, messages=begun, tools=[ADD, NOW], extra_body=options)
+        (choice,) = made.choices
+        assert (choice.message.content, choice.finish_reason) == (" 2. ", "tool_calls")
+        assert not hasattr(choice.message, "reasoning_content")
+        assert [call.function.name for call in choice.message.tool_calls] == ["now"]
+        forced = {**ADD, "function": {**ADD["function"], "strict": True}}
+        await completions.create(model=MODEL, messages=begun, tools=[forced], extra_body=options)
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert CallGrammar.of(grammar.text).reasoning == "qwen3"
+
+    play(scripted, scene)
+
+
 def test_reasoning_before_forced_calls(tmp_path):
     model = make_model(tmp_path, TEMPLATES["unknown"])
     for choice, answer in (("required", LIST_OF_CALLS), (NAMED_ADD, '{"x": 1}')):

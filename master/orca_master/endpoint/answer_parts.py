@@ -106,7 +106,7 @@ class AnswerFormat:
         if not isinstance(body, ChatCompletionRequest):
             return body.grammar
         form = "" if self.tool_calls is None else self.tool_calls.name
-        calls = grammar_of_calls(body, form, self.reasoning or "")
+        calls = grammar_of_calls(body, form, self._reasoning_of(body) or "")
         if calls is not None and body.grammar is not None:
             field = body.grammar.field
             message = "is not allowed together with tool_choice required, a named function, or a strict function"
@@ -124,10 +124,8 @@ class AnswerFormat:
 
     def parser(self, body: ChatCompletionRequest) -> AnswerParser:
         """Return the parser of an answer to `body`."""
-        reasoning = None
-        if self.reasoning is not None:
-            # A client's grammar holds from the first token on: such an answer cannot begin within the reasoning.
-            reasoning = ReasoningParser(self.reasoning if body.grammar is None else BY_TAG)
+        form = self._reasoning_of(body)
+        reasoning = None if form is None else ReasoningParser(form)
         tools: CallParser | None = None
         if isinstance(body.tool_choice, NamedTool):
             tools = ArgumentsParser(body.tool_choice.function.name)
@@ -136,6 +134,15 @@ class AnswerFormat:
         elif body.tool_names and self.tool_calls is not None:
             tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls)
         return AnswerParser(reasoning, tools)
+
+    def _reasoning_of(self, body: ChatCompletionRequest) -> str | None:
+        """Return the format of the reasoning in answers to `body`.
+
+        An answer that continues the client's text, or matches the client's grammar from its first token on, cannot
+        begin within the reasoning.
+        """
+        is_begun = body.continue_final_message or body.grammar is not None
+        return BY_TAG if self.reasoning is not None and is_begun else self.reasoning
 
 
 NO_FORMAT = AnswerFormat()
