@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -209,6 +210,31 @@ def test_an_output_of_another_input_is_not_continued(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             run(tmp_path, url)
     assert "'1' is no custom_id of" in capsys.readouterr().err
+
+
+def test_an_input_that_changes_leaves_requests_without_an_answer(tmp_path, capsys):
+    write_input(tmp_path, 3)
+    lines = (tmp_path / "in.jsonl").read_text().splitlines(keepends=True)
+    with server(ok) as (url, _):
+        read = batch.read_requests
+        calls = iter([lines, lines[:1]])
+
+        def changed(path: Path) -> Any:
+            path.write_text("".join(next(calls)))
+            return read(path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch, "read_requests", changed)
+            assert run(tmp_path, url) == 1
+    assert "in.jsonl has changed: 2 of its requests have no answer" in capsys.readouterr().err
+
+
+def test_a_pipe_is_no_input(tmp_path, capsys):
+    """It cannot be read twice: the second time no request came, and the run seemed to be complete."""
+    os.mkfifo(tmp_path / "in.jsonl")
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "http://127.0.0.1:9")
+    assert "in.jsonl: it is not a regular file" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_ends_the_run(tmp_path, capsys, monkeypatch):

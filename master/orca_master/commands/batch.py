@@ -179,7 +179,9 @@ def _run(arguments: argparse.Namespace) -> int:
         f"{len(wanted)} requests, {len(before)} of them answered by earlier runs, {answers.num_refused} refused: "
         f"{arguments.output}"
     )
-    return 1 if answers.num_refused else 0
+    if left := len(wanted - answers.answered):
+        print(f"orca batch: {arguments.input} has changed: {left} of its requests have no answer", file=sys.stderr)
+    return 1 if answers.num_refused or left else 0
 
 
 def _parser() -> OneLineParser:
