@@ -25,7 +25,7 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import Observers, Submission
-from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError
+from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
 from orca_master.journal.journal import Journal
@@ -368,6 +368,26 @@ def test_no_request_fills_the_journal_with_log_probabilities_of_its_prompts(tmp_
         assert resumable.accept("completions", plain, generator.prepare("cmpl-", plain, prompts, 16, None), "")
         recorder = resumable.accept("completions", body, generator.prepare("cmpl-", body, prompts, 16, None), "")
         assert (recorder is not None) == is_recorded
+        await resumable.close()
+
+    asyncio.run(play())
+
+
+def test_a_name_with_a_lone_surrogate_is_refused(tmp_path):
+    """A record could have no such name, while texts may have lone surrogates."""
+
+    async def play() -> None:
+        generator = idle_generator(tmp_path)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
+        schema = {"type": "object", "properties": {"\ud800": {}}, "title": "\ud801"}
+        for value, is_refused in (({"json": schema}, True), ({"json": {"title": "\ud801"}}, False)):
+            body = CompletionRequest(prompt=[1], structured_outputs=value)
+            generation = generator.prepare("cmpl-", body, [[1]], 16, None)
+            if is_refused:
+                with pytest.raises(RequestError, match=r"the name '\\ud800' in an object has a lone surrogate"):
+                    resumable.accept("completions", body, generation, "")
+            else:
+                assert resumable.accept("completions", body, generation, "") is not None
         await resumable.close()
 
     asyncio.run(play())

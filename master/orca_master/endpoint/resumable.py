@@ -62,7 +62,8 @@ class ResumableRequests:
     ) -> ResumableRequest | None:
         """Return the recorder of a new request; None while the journal is off, or for too many log probabilities.
 
-        The request is remembered as soon as the engine accepts it.
+        The request is remembered as soon as the engine accepts it. Raises RequestError for a body that no record can
+        have.
         """
         count = body.num_prompt_logprobs
         num_logprobs = 0 if count is None else generation.prompt_tokens * (1 + count)
@@ -74,12 +75,16 @@ class ResumableRequests:
             files = self._adapters.files(submission.adapter)
             if files is None:  # it has left since the body was checked, and the engine refuses the request
                 return None
+        try:
+            recorded = body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED)
+        except UnicodeEncodeError as error:  # pydantic writes the names of objects as UTF-8
+            raise RequestError(f"the name {error.object!r:.100} in an object has a lone surrogate") from error
         return ResumableRequest(
             self._journal,
             Accepted(
                 generation.request_id,
                 route,
-                body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED),
+                recorded,
                 generation.prompts,
                 generation.max_tokens,
                 submission.sampling.logprobs,
