@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from orca_contract.state import EngineState
-from orca_master.api_processes import link_frames
+from orca_master.api_processes import link_frames, link_server
 from orca_master.api_processes.link_codec import decode_from_master, encode_from_master, encode_to_master
 from orca_master.api_processes.link_frames import max_request_bytes, receive, send
 from orca_master.api_processes.link_messages import Answer, AskMetrics, FromMaster, Hello, Release, Submit, ToMaster
@@ -46,6 +46,8 @@ class FakeEngine(EngineClient):
         self.released: list[tuple[str, str | None]] = []
         self.refusals: dict[str, Exception] = {}
         self.submitted: list[str] = []
+        self.waiting: set[str] = set()
+        """Requests that are neither taken nor refused."""
 
     @property
     def status(self) -> EngineStatus:
@@ -56,7 +58,8 @@ class FakeEngine(EngineClient):
         self.submitted.append(submission.request_id)
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         refusal = self.refusals.get(submission.request_id)
-        taken.set_exception(refusal) if refusal else taken.set_result(None)
+        if submission.request_id not in self.waiting:
+            taken.set_exception(refusal) if refusal else taken.set_result(None)
         return taken
 
     def release(self, request_id: str, ended_as: str | None) -> None:
@@ -337,6 +340,26 @@ def test_ended_requests_need_no_release(tmp_path):
         assert not engine.receivers
         peer.send(Submit(2, submission("finished")))
         assert (await peer.answer(2)).error is None, "the id is free again"
+
+    run(tmp_path, play)
+
+
+def test_requests_that_wait_for_grammars_delay_no_other_message(tmp_path, monkeypatch):
+    """However many of them are unanswered; other requests may come, and theirs may be released."""
+    monkeypatch.setattr(link_server, "MAX_UNANSWERED", 2)
+
+    async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
+        grammar = Grammar(GrammarKind.REGEX, "a")
+        slow = [replace(submission(f"slow {number}"), grammar=grammar) for number in range(5)]
+        engine.waiting.update(entry.request_id for entry in slow)
+        for entry in slow:
+            remote.submit(entry, print)
+        await remote.submit(submission("other"), print)
+        assert engine.submitted == [*(entry.request_id for entry in slow), "other"]
+        assert await remote.metrics() == b"some text"
+        for name in (slow[0].request_id, "other"):
+            remote.release(name, "abort")
+        await until(lambda: len(engine.released) == 2)
 
     run(tmp_path, play)
 

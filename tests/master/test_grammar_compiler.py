@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from orca_master.errors import QueueFullError, RequestError
+from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from orca_master.text import grammar_compiler
 from orca_master.text.call_grammar import CallableFunction, CallGrammar
@@ -247,6 +248,70 @@ def test_requests_that_wait_are_bounded_and_a_cancelled_one_leaves_the_process_u
         tasks[0].cancel()
         await tasks[1]
         assert (await compiler.compile(Grammar(REGEX, "d"), VOCABULARY, tokens_of("d"))).is_complete
+
+    play(tmp_path, scene)
+
+
+def test_requests_that_an_earlier_master_had_accepted_wait_without_a_bound(tmp_path, monkeypatch):
+    """A 429 would end a request that a restarted master continues."""
+
+    async def scene(compiler: Counting) -> None:
+        monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 2)
+        monkeypatch.setattr(grammar_compiler, "MAX_CALLERS", 2)
+        grammars = [Grammar(REGEX, f"ab{{{number}}}", owner="one") for number in range(6)]
+        tasks = [asyncio.create_task(compiler.compile(each, VOCABULARY, tokens_of("a"))) for each in grammars]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="requests wait for grammars, the limit"):
+            await compiler.compile(Grammar(REGEX, "c", owner="one"), VOCABULARY)
+        matchers = await asyncio.gather(*tasks)
+        assert [matcher.is_complete for matcher in matchers] == [True] + [False] * 5
+        assert (await compiler.compile(Grammar(REGEX, "a", owner="one"), VOCABULARY, ())) is not None
+
+    play(tmp_path, scene)
+
+
+def test_a_key_has_half_of_the_requests_that_wait(tmp_path, monkeypatch):
+    """Those with equal grammars, which are compiled once, are counted, too."""
+
+    async def scene(compiler: Counting) -> None:
+        monkeypatch.setattr(grammar_compiler, "MAX_CALLERS", 4)
+
+        def begin(owner: str) -> asyncio.Task[TokenMatcher]:
+            return asyncio.create_task(compiler.compile(Grammar(REGEX, "a", owner=owner), VOCABULARY))
+
+        tasks = [begin("one"), begin("one")]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="2 requests of this API key wait for grammars, the limit of a key"):
+            await begin("one")
+        tasks += [begin("two"), begin("two")]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="4 requests wait for grammars, the limit"):
+            await begin("three")
+        await asyncio.gather(*tasks)
+        await begin("one")
+
+    play(tmp_path, scene)
+
+
+def test_the_end_of_the_process_is_not_the_fault_of_a_grammar(tmp_path):
+    """The request may come again, and the next one starts another process; after `close` none does."""
+
+    async def scene(compiler: Counting) -> None:
+        await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)
+        first = compiler._process
+        assert first is not None
+        first.send_signal(signal.SIGSTOP)
+        waiting = asyncio.create_task(compiler.compile(Grammar(REGEX, "b"), VOCABULARY))
+        await asyncio.sleep(0)
+        first.kill()
+        with pytest.raises(EngineUnavailableError, match="the process that compiles grammars has ended"):
+            await waiting
+        await compiler.compile(Grammar(REGEX, "b"), VOCABULARY)
+        assert compiler._process not in (None, first)
+        await compiler.close()
+        with pytest.raises(EngineUnavailableError, match="the server ends"):
+            await compiler.compile(Grammar(REGEX, "c"), VOCABULARY)
+        assert compiler._process is None
 
     play(tmp_path, scene)
 

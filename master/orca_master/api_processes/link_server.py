@@ -125,6 +125,9 @@ class EngineServer:
 
     async def _handle(self, link: _Link, message: ToMaster) -> None:
         match message:
+            case Submit(number, submission) if submission.grammar is not None:
+                # May wait long for its turn; who compiles grammars bounds the number of these requests.
+                link.begin_answer(number, self._submit(link, submission))
             case Submit(number, submission):
                 await link.answer(number, self._submit(link, submission))
             case Release(request_id, ended_as):
@@ -222,13 +225,14 @@ class _Link:
     async def answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
         """Send an answer in the background once `value` is known; wait while MAX_UNANSWERED answers are pending."""
         await self._unanswered.acquire()
+        self.begin_answer(number, value).add_done_callback(lambda _: self._unanswered.release())
+
+    def begin_answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> asyncio.Task[None]:
+        """Send an answer in the background once `value` is known."""
         task = asyncio.create_task(self._answer(number, value))
         self._answers.add(task)
-        task.add_done_callback(self._answered)
-
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        self._answers.discard(task)
-        self._unanswered.release()
+        task.add_done_callback(self._answers.discard)
+        return task
 
     def _flush(self) -> None:
         outputs, self._outputs = self._outputs, []

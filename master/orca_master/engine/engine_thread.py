@@ -219,7 +219,7 @@ class EngineThread(EngineClient):
         """Submit a request when its grammar is compiled; return if the caller releases the request meanwhile."""
         vocabulary_size = self.engine.snapshot.vocabulary_size
         try:
-            constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated or ())
+            constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated)
             if submission.request_id not in self._streams:
                 return
             accepted: asyncio.Future[None] = self._own_loop.create_future()

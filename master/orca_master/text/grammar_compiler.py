@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ MAX_CACHED = 64
 """Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
 MAX_WAITING = 256
 """Maximum number of grammars that wait for the process. Those of one API key are at most half of them."""
+MAX_CALLERS = 4096
+"""Maximum number of requests that wait for grammars, not yet in a queue. Those of one API key are at most half."""
 WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, longer than that of its children."""
 
@@ -55,6 +57,9 @@ class GrammarCompiler:
         self._turns = FairTurns()
         self._compiling = dict[tuple[str, str, Grammar], WorkInTurn[LLMatcher]]()
         """Those that wait or are compiled, by owner and field."""
+        self._num_callers: Counter[str] = Counter()
+        """By owner."""
+        self._is_closed = False
 
     async def prepare(self) -> None:
         """Load the tokenizer, before requests are served: that holds the interpreter lock."""
@@ -64,11 +69,14 @@ class GrammarCompiler:
         except Exception as error:  # only structured output needs this tokenizer, and a model's files are untrusted
             self._unusable = str(error) or type(error).__name__
 
-    async def compile(self, grammar: Grammar, vocabulary_size: int, tokens: Sequence[int] = ()) -> TokenMatcher:
-        """Return a matcher to which `tokens` are appended.
+    async def compile(
+        self, grammar: Grammar, vocabulary_size: int, tokens: Sequence[int] | None = None
+    ) -> TokenMatcher:
+        """Return a matcher to which `tokens` are appended: those of a request that an earlier master had accepted.
 
-        Raises RequestError for a grammar that cannot be compiled, QueueFullError if too many grammars wait, and
-        EngineUnavailableError if no process can be started.
+        Such a request waits however many others do: see Submission.generated. Raises RequestError for a grammar that
+        cannot be compiled, QueueFullError if too many grammars or requests wait, and EngineUnavailableError if the
+        process cannot be started, ends or does not answer, or after `close`.
         """
         if self._tokenizer is None:
             raise RequestError(f"{grammar.field}: {self._unusable}", grammar.field)
@@ -77,7 +85,10 @@ class GrammarCompiler:
             raise RequestError(message, grammar.field)
         matcher = self._cache.get(grammar)
         if matcher is None:
-            matcher = await self._compile_anew(grammar, self._tokenizer)
+            if tokens is None:
+                self._check_room(grammar.owner)
+            with self._calling(grammar.owner):
+                matcher = await self._compile_anew(grammar, self._tokenizer, is_bounded=tokens is None)
         else:
             self._note("cached")
             self._cache.move_to_end(grammar)
@@ -88,16 +99,38 @@ class GrammarCompiler:
 
     async def close(self) -> None:
         """End the process."""
+        self._is_closed = True
         await self._end()
         self._thread.shutdown(wait=False)
 
-    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    def _check_room(self, owner: str) -> None:
+        """Raise QueueFullError if another request of this API key cannot wait."""
+        if self._num_callers.total() >= MAX_CALLERS:
+            raise QueueFullError(f"{MAX_CALLERS} requests wait for grammars, the limit")
+        if owner and self._num_callers[owner] >= MAX_CALLERS // 2:
+            raise QueueFullError(f"{MAX_CALLERS // 2} requests of this API key wait for grammars, the limit of a key")
+
+    @contextlib.contextmanager
+    def _calling(self, owner: str) -> Iterator[None]:
+        """Count a request of an API key that waits."""
+        self._num_callers[owner] += 1
+        try:
+            yield
+        finally:
+            self._num_callers[owner] -= 1
+            if not self._num_callers[owner]:
+                del self._num_callers[owner]
+
+    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer, is_bounded: bool) -> LLMatcher:
         if len(grammar.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
             raise self._refusal(grammar, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         key = (grammar.owner, grammar.field, grammar)
         compiling = self._compiling.get(key)
         if compiling is None or compiling.is_abandoned:
-            compiling = self._compiling[key] = self._begin(grammar, tokenizer)
+            if is_bounded:
+                self._check_number(grammar.owner)
+            in_turn = partial(self._compile_in_turn, grammar, tokenizer)
+            compiling = self._compiling[key] = WorkInTurn(self._turns, grammar.owner, in_turn)
             compiling.on_end(partial(self._forget, key, compiling))
             return await compiling.result()
         try:  # another choice of the request, or another request of the owner
@@ -108,14 +141,13 @@ class GrammarCompiler:
         self._note("cached")
         return matcher
 
-    def _begin(self, grammar: Grammar, tokenizer: LLTokenizer) -> WorkInTurn[LLMatcher]:
-        """Let a grammar wait for its turn; raise QueueFullError."""
+    def _check_number(self, owner: str) -> None:
+        """Raise QueueFullError if another grammar of this API key cannot wait."""
         if len(self._compiling) > MAX_WAITING:  # and one is compiled
             raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled, the limit")
-        num_of_owner = sum(owner == grammar.owner for owner, *_ in self._compiling)
-        if grammar.owner and num_of_owner > MAX_WAITING // 2:
+        num_of_owner = sum(other == owner for other, *_ in self._compiling)
+        if owner and num_of_owner > MAX_WAITING // 2:
             raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
-        return WorkInTurn(self._turns, grammar.owner, partial(self._compile_in_turn, grammar, tokenizer))
 
     def _forget(self, key: tuple[str, str, Grammar], ended: WorkInTurn[LLMatcher]) -> None:
         if self._compiling.get(key) is ended:
@@ -148,10 +180,12 @@ class GrammarCompiler:
         return RequestError(message, grammar.field)
 
     async def _exchange(self, frame: dict[str, str]) -> dict[str, Any]:
-        """Return the answer to one frame; if the process does not answer, kill it and return {}.
+        """Return the answer to one frame, {} if the limits of its child were too low; raise EngineUnavailableError.
 
-        Raises EngineUnavailableError if no process can be started.
+        A process that does not answer is killed.
         """
+        if self._is_closed:
+            raise EngineUnavailableError("the server ends")
         try:
             process = await self._started()
         except OSError as error:  # a limit of descriptors or processes is reached
@@ -160,7 +194,7 @@ class GrammarCompiler:
         answer = None if process is None else await _ask(process, frame)
         if answer is None:
             await self._end()
-            return {}
+            raise EngineUnavailableError("the process that compiles grammars has ended or does not answer")
         if "unavailable" in answer:
             raise EngineUnavailableError(f"no process can be started to compile a grammar: {answer['unavailable']}")
         return answer
