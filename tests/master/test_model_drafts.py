@@ -223,7 +223,9 @@ def test_answers_of_any_costs_are_probed_at_last(costs, num_requests):
     assert pipeline.num_begun >= 5
 
 
-@pytest.mark.parametrize("length", [10, 40, *range(70, 200, 8)])
+@pytest.mark.parametrize(
+    "length", [10, 40, 90, 125, *(pytest.param(length, marks=pytest.mark.exhaustive) for length in range(70, 200, 8))]
+)
 @pytest.mark.parametrize("num_tokens", [3_000, 8_000])
 @pytest.mark.parametrize("costs", [(0.1, 0.1, 0.01), (0.05, 0.1, 0.01)])
 @pytest.mark.parametrize("acceptance", [0.7, 0.9])
