@@ -172,18 +172,21 @@ def test_queries_that_are_refused(tmp_path, query, param):
 
 
 @pytest.mark.parametrize("arguments", ['{"x": 1', f'{{"x": {"[" * 128}{"]" * 128}}}'], ids=["cut", "deep"])
-def test_a_response_with_a_call_that_no_request_can_contain_is_continued_without_the_call(tmp_path, arguments):
+def test_a_response_with_a_call_without_an_object_is_continued_with_what_the_model_wrote(tmp_path, arguments):
     answer = f'Yes. <tool_call>{{"name": "add", "arguments": {arguments}'
     server = Scripted(make_model(tmp_path, TEMPLATE), answer, FinishReason.LENGTH)
 
     async def scene(client: openai.AsyncOpenAI) -> None:
         response = await client.responses.create(model=MODEL, input="a", tools=[ADD])
         assert [item.type for item in response.output] == ["message", "function_call"]
-        await client.responses.create(model=MODEL, input="b", previous_response_id=response.id)
-        assert [(message["role"], message["content"]) for message in messages(server)] == [
+        result = {"type": "function_call_output", "call_id": response.output[1].call_id, "output": "b"}
+        await client.responses.create(model=MODEL, input=[result], previous_response_id=response.id)
+        user, assistant, tool = messages(server)
+        assert [(message["role"], message["content"]) for message in (user, assistant, tool)] == [
             ("user", "a"),
             ("assistant", "Yes. "),
-            ("user", "b"),
+            ("tool", "b"),
         ]
+        assert assistant["tool_calls"][0]["function"] == {"name": "add", "arguments": arguments}
 
     play(server, scene)

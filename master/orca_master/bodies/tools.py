@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from orca_master.bodies.body import Body, Name
-from orca_master.bodies.lengths import MAX_DEPTH, at_most, check_options, is_too_deep
+from orca_master.bodies.lengths import at_most, check_options, is_too_deep
 
 MAX_TOOLS = 128
 """OpenAI's."""
@@ -71,24 +71,16 @@ def object_of(arguments: str) -> dict[str, Any] | None:
 
 
 class FunctionCall(Body):
-    """Name and arguments of a call; the arguments are a JSON object as text."""
+    """Name and arguments of a call; the arguments are a JSON object as text, or what a model wrote instead."""
 
     name: Name
     arguments: str
 
-    @field_validator("arguments")
-    @classmethod
-    def _is_an_object(cls, text: str) -> str:
-        if object_of(text) is None:
-            limit = f"the text must be a JSON object of at most {MAX_DEPTH} levels"
-            raise PydanticCustomError("no_object", limit)
-        return text
-
     @property
-    def values(self) -> dict[str, Any]:
-        """The arguments by name."""
-        values: dict[str, Any] = json.loads(self.arguments or "{}")
-        return values
+    def values(self) -> dict[str, Any] | str:
+        """The arguments by name; the text itself if it is no JSON object: agents tell a model what it wrote."""
+        values = object_of(self.arguments)
+        return self.arguments if values is None else values
 
 
 class ToolCall(Body):

@@ -19,7 +19,6 @@ from orca_master.bodies.response_items import (
     ReasoningItem,
     text_of,
 )
-from orca_master.bodies.tools import object_of
 from orca_master.endpoint.response_objects import ResponseObject, failed_response, wire_json
 from orca_master.endpoint.response_store import FoundResponse, Phase
 
@@ -54,16 +53,11 @@ def input_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def conversation_of(records: Sequence[bytes]) -> list[InputItem]:
-    """Return the input and output items of consecutive records.
-
-    Calls whose arguments are no JSON object, such as one that max_output_tokens cut off, are left out: chat templates
-    read the arguments as an object.
-    """
+    """Return the input and output items of consecutive records."""
     items: list[dict[str, Any]] = []
     for data in records:
         value = json.loads(data)
-        items += value["input"]
-        items += [item for item in value["response"]["output"] if object_of(item.get("arguments", "")) is not None]
+        items += [*value["input"], *value["response"]["output"]]
     return _ITEMS.validate_python(items)
 
 

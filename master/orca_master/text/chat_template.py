@@ -220,7 +220,7 @@ class ChatTemplate:
 
 
 def _wire(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as templates expect it: one text, and the arguments of calls as objects."""
+    """Return a message as templates expect it: one text, and the arguments of calls as objects where they are."""
     wire = {**message.model_dump(exclude_none=True, exclude={"tool_calls"}), "content": message.text}
     if message.tool_calls:
         wire["tool_calls"] = [
