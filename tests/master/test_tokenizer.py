@@ -71,6 +71,23 @@ def test_incomplete_characters_wait(codec):
     assert said == ["", "é", "", "", "", "🙂"]
 
 
+@given(st.text(max_size=30))
+def test_the_bytes_of_the_tokens_make_up_the_text(codec, text):
+    """Also those of characters that have several tokens, whose texts are replacement characters."""
+    assert b"".join(map(codec.token_bytes, codec.encode(text))) == text.encode()
+
+
+def test_the_bytes_of_a_vocabulary_of_sentencepiece(tmp_path):
+    names = ["▁a", *(f"<0x{byte:02X}>" for byte in range(256)), "\ufffd"]
+    tokenizer = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TextCodec(tmp_path)
+    parts = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    assert b"".join(map(codec.token_bytes, parts)).decode() == "🙂"
+    assert codec.token_bytes(tokenizer.token_to_id("\ufffd")).decode() == "\ufffd"
+
+
 def test_special_tokens_are_shown_on_request(codec):
     (end,) = codec.encode("<end>")
     assert codec.decoder([], False, skip_special_tokens=True).step(end, last=True) == ""

@@ -169,8 +169,7 @@ def token_logprob(codec: TextCodec, piece: Piece) -> ChatTokenLogprob:
     """Return the log probabilities at a piece's token."""
 
     def of(token: int, logprob: float) -> TokenLogprob:
-        text = codec.decode([token])
-        return TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
+        return TokenLogprob(token=codec.decode([token]), logprob=logprob, bytes=list(codec.token_bytes(token)))
 
     logprobs = piece.logprobs or pb.Logprobs()
     top = [of(token, value) for token, value in zip(logprobs.token, logprobs.logprob, strict=True)]

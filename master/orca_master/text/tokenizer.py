@@ -7,6 +7,7 @@ weights) serves prompts of token ids, and its responses contain token ids but no
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,24 @@ from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.stop_strings import StopSearch
 
 MAX_STOP_TOKENS = 64
+REPLACEMENT = "\ufffd"
+"""In the text of a token that is no whole character."""
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""Name of a byte in vocabularies of SentencePiece."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Return the byte for which each character stands in byte-level vocabularies, those of GPT-2 and later models.
+
+    Printable characters of Latin-1 stand for themselves, the characters from U+0100 on for the other bytes in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES = _bytes_of_characters()
 
 
 class GenerationFile(BaseModel):
@@ -83,6 +101,18 @@ class TextCodec:
             return ""
         with _errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
             return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token, also of one that is a part of a character; raise RequestError if it fails."""
+        text = self.decode([token])
+        if self._tokenizer is None or REPLACEMENT not in text:
+            return text.encode()
+        name = self._tokenizer.id_to_token(token) or ""
+        if match := BYTE_TOKEN.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        if all(character in BYTES for character in name):
+            return bytes(BYTES[character] for character in name)
+        return text.encode()
 
     def decoder(
         self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool, shown: Iterable[str] = ()
