@@ -270,6 +270,28 @@ def test_requests_that_an_earlier_master_had_accepted_wait_without_a_bound(tmp_p
     play(tmp_path, scene)
 
 
+def test_the_end_of_the_process_ends_no_accepted_request(tmp_path, monkeypatch):
+    async def scene(compiler: Counting) -> None:
+        monkeypatch.setattr(grammar_compiler, "PAUSE_SECONDS", 0.0)
+        await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)
+        for attempts, is_compiled in ((2, True), (1, False)):
+            monkeypatch.setattr(grammar_compiler, "RESUMED_ATTEMPTS", attempts)
+            process = compiler._process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)
+            grammar = Grammar(REGEX, f"b{{{attempts}}}")
+            waiting = asyncio.create_task(compiler.compile(grammar, VOCABULARY, tokens_of("b")))
+            await asyncio.sleep(0)
+            process.kill()
+            if is_compiled:
+                assert not (await waiting).is_complete
+            else:
+                with pytest.raises(EngineUnavailableError, match="has ended"):
+                    await waiting
+
+    play(tmp_path, scene)
+
+
 def test_a_key_has_half_of_the_requests_that_wait(tmp_path, monkeypatch):
     """Those with equal grammars, which are compiled once, are counted, too."""
 

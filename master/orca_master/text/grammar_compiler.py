@@ -34,8 +34,13 @@ MAX_WAITING = 256
 """Maximum number of grammars that wait for the process. Those of one API key are at most half of them."""
 MAX_CALLERS = 4096
 """Maximum number of requests that wait for grammars, not yet in a queue. Those of one API key are at most half."""
+RESUMED_ATTEMPTS, PAUSE_SECONDS = 10, 1.0
+"""How often a grammar of an accepted request is tried while no process can compile it, and the time between."""
 WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, longer than that of its children."""
+
+_Key = tuple[str, str, Grammar]
+"""Owner, field and grammar: callers with equal ones wait for the same result."""
 
 
 class GrammarCompiler:
@@ -55,8 +60,8 @@ class GrammarCompiler:
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._process: asyncio.subprocess.Process | None = None
         self._turns = FairTurns()
-        self._compiling = dict[tuple[str, str, Grammar], WorkInTurn[LLMatcher]]()
-        """Those that wait or are compiled, by owner and field."""
+        self._compiling = dict[_Key, WorkInTurn[LLMatcher]]()
+        """Those that wait or are compiled."""
         self._num_callers: Counter[str] = Counter()
         """By owner."""
         self._is_closed = False
@@ -86,9 +91,9 @@ class GrammarCompiler:
         matcher = self._cache.get(grammar)
         if matcher is None:
             if tokens is None:
-                self._check_room(grammar.owner)
+                self._check_room(grammar)
             with self._calling(grammar.owner):
-                matcher = await self._compile_anew(grammar, self._tokenizer, is_bounded=tokens is None)
+                matcher = await self._compile_anew(grammar, self._tokenizer, 1 if tokens is None else RESUMED_ATTEMPTS)
         else:
             self._note("cached")
             self._cache.move_to_end(grammar)
@@ -103,12 +108,20 @@ class GrammarCompiler:
         await self._end()
         self._thread.shutdown(wait=False)
 
-    def _check_room(self, owner: str) -> None:
-        """Raise QueueFullError if another request of this API key cannot wait."""
+    def _check_room(self, grammar: Grammar) -> None:
+        """Raise QueueFullError if another request of its API key cannot wait, or another grammar."""
+        owner, compiling = grammar.owner, self._compiling.get(_key(grammar))
         if self._num_callers.total() >= MAX_CALLERS:
             raise QueueFullError(f"{MAX_CALLERS} requests wait for grammars, the limit")
         if owner and self._num_callers[owner] >= MAX_CALLERS // 2:
             raise QueueFullError(f"{MAX_CALLERS // 2} requests of this API key wait for grammars, the limit of a key")
+        if compiling is not None and not compiling.is_abandoned:
+            return
+        if len(self._compiling) > MAX_WAITING:  # and one is compiled
+            raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled, the limit")
+        num_of_owner = sum(other == owner for other, *_ in self._compiling)
+        if owner and num_of_owner > MAX_WAITING // 2:
+            raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
 
     @contextlib.contextmanager
     def _calling(self, owner: str) -> Iterator[None]:
@@ -121,14 +134,20 @@ class GrammarCompiler:
             if not self._num_callers[owner]:
                 del self._num_callers[owner]
 
-    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer, is_bounded: bool) -> LLMatcher:
+    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer, num_attempts: int) -> LLMatcher:
+        while num_attempts > 1 and not self._is_closed:
+            with contextlib.suppress(EngineUnavailableError):
+                return await self._compile_once(grammar, tokenizer)
+            num_attempts -= 1
+            await asyncio.sleep(PAUSE_SECONDS)
+        return await self._compile_once(grammar, tokenizer)
+
+    async def _compile_once(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if len(grammar.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
             raise self._refusal(grammar, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
-        key = (grammar.owner, grammar.field, grammar)
+        key = _key(grammar)
         compiling = self._compiling.get(key)
         if compiling is None or compiling.is_abandoned:
-            if is_bounded:
-                self._check_number(grammar.owner)
             in_turn = partial(self._compile_in_turn, grammar, tokenizer)
             compiling = self._compiling[key] = WorkInTurn(self._turns, grammar.owner, in_turn)
             compiling.on_end(partial(self._forget, key, compiling))
@@ -141,15 +160,7 @@ class GrammarCompiler:
         self._note("cached")
         return matcher
 
-    def _check_number(self, owner: str) -> None:
-        """Raise QueueFullError if another grammar of this API key cannot wait."""
-        if len(self._compiling) > MAX_WAITING:  # and one is compiled
-            raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled, the limit")
-        num_of_owner = sum(other == owner for other, *_ in self._compiling)
-        if owner and num_of_owner > MAX_WAITING // 2:
-            raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
-
-    def _forget(self, key: tuple[str, str, Grammar], ended: WorkInTurn[LLMatcher]) -> None:
+    def _forget(self, key: _Key, ended: WorkInTurn[LLMatcher]) -> None:
         if self._compiling.get(key) is ended:
             del self._compiling[key]
 
@@ -216,6 +227,10 @@ class GrammarCompiler:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _key(grammar: Grammar) -> _Key:
+    return grammar.owner, grammar.field, grammar
 
 
 async def _ask(process: asyncio.subprocess.Process, frame: dict[str, str] | None) -> dict[str, Any] | None:
