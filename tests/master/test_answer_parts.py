@@ -290,6 +290,19 @@ def test_an_answer_that_continues_a_text_is_no_reasoning(tmp_path, reasoning_par
     play(scripted, scene)
 
 
+def test_an_answer_that_continues_the_reasoning_ends_it(tmp_path):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), f" 1.</think>2{END}", reasoning_parser="deepseek_r1")
+    begun = [*QUESTION, {"role": "assistant", "content": "<think>1 +"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+
+    async def scene(completions: Any) -> None:
+        made = await completions.create(model=MODEL, messages=begun, extra_body=options)
+        message = made.choices[0].message
+        assert (message.reasoning_content, message.content) == (" 1.", "2")
+
+    play(scripted, scene)
+
+
 def test_reasoning_before_forced_calls(tmp_path):
     model = make_model(tmp_path, TEMPLATES["unknown"])
     for choice, answer in (("required", LIST_OF_CALLS), (NAMED_ADD, '{"x": 1}')):

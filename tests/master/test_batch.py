@@ -234,7 +234,7 @@ def test_a_pipe_is_no_input(tmp_path, capsys):
     os.mkfifo(tmp_path / "in.jsonl")
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path, "http://127.0.0.1:9")
-    assert "in.jsonl: it is not a regular file" in capsys.readouterr().err
+    assert "in.jsonl: it is no regular file" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_ends_the_run(tmp_path, capsys, monkeypatch):

@@ -172,7 +172,7 @@ def test_queries_that_are_refused(tmp_path, query, param):
 
 
 @pytest.mark.parametrize("arguments", ['{"x": 1', f'{{"x": {"[" * 128}{"]" * 128}}}'], ids=["cut", "deep"])
-def test_a_response_with_a_call_without_an_object_is_continued_with_what_the_model_wrote(tmp_path, arguments):
+def test_a_call_without_an_object_is_part_of_the_conversation_if_it_has_a_result(tmp_path, arguments):
     answer = f'Yes. <tool_call>{{"name": "add", "arguments": {arguments}'
     server = Scripted(make_model(tmp_path, TEMPLATE), answer, FinishReason.LENGTH)
 
@@ -180,6 +180,9 @@ def test_a_response_with_a_call_without_an_object_is_continued_with_what_the_mod
         response = await client.responses.create(model=MODEL, input="a", tools=[ADD])
         assert [item.type for item in response.output] == ["message", "function_call"]
         result = {"type": "function_call_output", "call_id": response.output[1].call_id, "output": "b"}
+        await client.responses.create(model=MODEL, input="c", previous_response_id=response.id)
+        assert [message["content"] for message in messages(server)] == ["a", "Yes. ", "c"]
+        assert "tool_calls" not in messages(server)[1]
         await client.responses.create(model=MODEL, input=[result], previous_response_id=response.id)
         user, assistant, tool = messages(server)
         assert [(message["role"], message["content"]) for message in (user, assistant, tool)] == [

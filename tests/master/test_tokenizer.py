@@ -78,14 +78,15 @@ def test_the_bytes_of_the_tokens_make_up_the_text(codec, text):
 
 
 def test_the_bytes_of_a_vocabulary_of_sentencepiece(tmp_path):
-    names = ["▁a", *(f"<0x{byte:02X}>" for byte in range(256)), "\ufffd"]
+    names = ["▁a", "b", *(f"<0x{byte:02X}>" for byte in range(256)), "\ufffd", "é"]
     tokenizer = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     codec = TextCodec(tmp_path)
-    parts = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
-    assert b"".join(map(codec.token_bytes, parts)).decode() == "🙂"
-    assert codec.token_bytes(tokenizer.token_to_id("\ufffd")).decode() == "\ufffd"
+    parts = [f"<0x{byte:02X}>" for byte in " 🙂".encode()]
+    tokens = [tokenizer.token_to_id(name) for name in ("▁a", "b", *parts, "▁a", "\ufffd", "é")]
+    assert b"".join(map(codec.token_bytes, tokens)).decode() == " ab 🙂 a\ufffdé"
 
 
 def test_special_tokens_are_shown_on_request(codec):

@@ -140,6 +140,23 @@ def test_the_template_names_the_format():
     assert format_of_template(None) is None
 
 
+@pytest.mark.timeout(60)  # of 3 s; held white space that is examined anew with each piece would take minutes
+@pytest.mark.parametrize(
+    ("form", "begin"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {}}'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call>'),
+        ("mistral", '[TOOL_CALLS]add{"x": 1}'),
+    ],
+)
+def test_white_space_that_is_held_back_is_examined_once(form, begin):
+    parser = ToolCallParser(FORMATS[form], NAMES)
+    parser.feed(begin)
+    for _ in range(10_000):
+        assert parser.feed(" " * 16).content == ""
+    assert parser.num_calls == 1
+
+
 def test_ids_are_the_same_whenever_a_response_is_built():
     ids = {FORMATS["hermes"].call_id("chatcmpl-1", choice, call) for choice in range(2) for call in range(2)}
     assert len(ids) == 4

@@ -38,6 +38,7 @@ from orca_master.engine.adapter_registry import OFF
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.text.grammar_compiler import MAX_CALLERS
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ MAX_OUTPUTS = 512
 """Maximum outputs per message."""
 MAX_UNANSWERED = 1024
 """Maximum unanswered messages per link; further messages are not read meanwhile (backpressure)."""
+MAX_CONSTRAINED = 2 * MAX_CALLERS
+"""As MAX_UNANSWERED, of submissions with a grammar. At most MAX_CALLERS of them wait for their turn."""
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of unix(7): process, user, group."""
 
@@ -125,21 +128,20 @@ class EngineServer:
 
     async def _handle(self, link: _Link, message: ToMaster) -> None:
         match message:
-            case Submit(number, submission) if submission.grammar is not None:
-                # May wait long for its turn; who compiles grammars bounds the number of these requests.
-                link.begin_answer(number, self._submit(link, submission))
             case Submit(number, submission):
-                await link.answer(number, self._submit(link, submission))
+                places = link.unanswered if submission.grammar is None else link.constrained
+                await link.answer(number, self._submit(link, submission), places)
             case Release(request_id, ended_as):
                 # A request that has ended in the meantime has no owner.
                 if self._owners.get(request_id) is link:
                     self._release(request_id, ended_as)
             case AskMetrics(number):
-                await link.answer(number, self._engine.metrics())
+                await link.answer(number, self._engine.metrics(), link.unanswered)
             case LoadAdapter(number) | UnloadAdapter(number):
-                await link.answer(number, self._change_adapters(message))
+                await link.answer(number, self._change_adapters(message), link.unanswered)
             case _:
-                await link.answer(message.number, self._responses.answer(link.responses, message))
+                answer = self._responses.answer(link.responses, message)
+                await link.answer(message.number, answer, link.unanswered)
 
     async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Load or unload an adapter; the processes learn of it before the answer."""
@@ -196,7 +198,9 @@ class _Link:
         self.process: int = _CREDENTIALS.unpack(credentials)[0]
         self._outputs: list[Output] = []
         self._answers: set[asyncio.Task[None]] = set()
-        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
+        self.unanswered = asyncio.Semaphore(MAX_UNANSWERED)
+        self.constrained = asyncio.Semaphore(MAX_CONSTRAINED)
+        """Places of submissions with a grammar, which may wait long for its turn."""
 
     def send(self, message: FromMaster) -> None:
         """Write a message unless the link is closed; fail the link if the process does not read."""
@@ -222,17 +226,13 @@ class _Link:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.append(output)
 
-    async def answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> None:
-        """Send an answer in the background once `value` is known; wait while MAX_UNANSWERED answers are pending."""
-        await self._unanswered.acquire()
-        self.begin_answer(number, value).add_done_callback(lambda _: self._unanswered.release())
-
-    def begin_answer(self, number: int, value: Coroutine[None, None, bytes | None]) -> asyncio.Task[None]:
-        """Send an answer in the background once `value` is known."""
+    async def answer(self, number: int, value: Coroutine[None, None, bytes | None], places: asyncio.Semaphore) -> None:
+        """Send an answer in the background once `value` is known; wait for one of the `places`, which it then has."""
+        await places.acquire()
         task = asyncio.create_task(self._answer(number, value))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
-        return task
+        task.add_done_callback(lambda _: places.release())
 
     def _flush(self) -> None:
         outputs, self._outputs = self._outputs, []

@@ -31,9 +31,9 @@ class BatchRequest:
 def read_requests(path: Path) -> Iterator[BatchRequest]:
     """Yield the requests of a file in their order; raise ConfigurationError with the number of an invalid line."""
     seen: set[str] = set()
-    if path.exists() and not path.is_file():
-        raise ConfigurationError(f"{path}: it is not a regular file, and the input is read twice: write it to a file")
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigurationError(f"{path}: it is no regular file, and the input is read twice: write it to a file")
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.isspace():

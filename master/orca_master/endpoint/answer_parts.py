@@ -12,7 +12,7 @@ from orca_master.endpoint.call_constraint import grammar_of_calls
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import Grammar
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
-from orca_master.text.reasoning import BY_TAG, ReasoningParser
+from orca_master.text.reasoning import BY_TAG, ReasoningParser, ends_within
 from orca_master.text.tool_calls import FORMATS, CallDelta, Parsed, ToolCallFormat, ToolCallParser, format_named
 
 
@@ -138,11 +138,11 @@ class AnswerFormat:
     def _reasoning_of(self, body: ChatCompletionRequest) -> str | None:
         """Return the format of the reasoning in answers to `body`.
 
-        An answer that continues the client's text, or matches the client's grammar from its first token on, cannot
-        begin within the reasoning.
+        An answer that continues a text after the reasoning, or matches the client's grammar from its first token on,
+        does not begin within the reasoning.
         """
-        is_begun = body.continue_final_message or body.grammar is not None
-        return BY_TAG if self.reasoning is not None and is_begun else self.reasoning
+        is_begun = body.continue_final_message and not ends_within(body.messages[-1].text if body.messages else "")
+        return BY_TAG if self.reasoning is not None and (is_begun or body.grammar is not None) else self.reasoning
 
 
 NO_FORMAT = AnswerFormat()

@@ -99,7 +99,12 @@ def _tool_choice(body: ResponseRequest) -> Any:
 
 
 def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation; raise RequestError for the result of a call that is not in it."""
+    """Return the messages of a conversation; raise RequestError for the result of a call that is not in it.
+
+    A call whose arguments are no JSON object, such as one that max_output_tokens cut off, is left out unless it has a
+    result: not every chat template can write one.
+    """
+    answered = {item.call_id for item in items if isinstance(item, FunctionCallOutputItem)}
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -107,6 +112,8 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
     turn: dict[str, Any] | None = None
     """The assistant's message to which the next item may belong."""
     for item in items:
+        if isinstance(item, FunctionCallItem) and isinstance(item.values, str) and item.call_id not in answered:
+            continue
         if not _is_assistants(item):
             turn = None
         elif turn is None or _begins_a_turn(item, turn):

@@ -16,6 +16,11 @@ BY_TAG = "qwen3"
 REASONING_FORMATS = ("deepseek_r1", BY_TAG)
 
 
+def ends_within(text: str) -> bool:
+    """Return True if a text ends within the reasoning: it has begun last, and not ended."""
+    return text.rfind(BEGIN) > text.rfind(END)
+
+
 class ReasoningParser:
     """State of one answer in one of REASONING_FORMATS."""
 

@@ -31,6 +31,8 @@ from orca_master.text.stop_strings import StopSearch
 MAX_STOP_TOKENS = 64
 REPLACEMENT = "\ufffd"
 """In the text of a token that is no whole character."""
+SPACE = "\u2581"
+"""In names of tokens in vocabularies of SentencePiece."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """Name of a byte in vocabularies of SentencePiece."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -105,9 +107,11 @@ class TextCodec:
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token, also of one that is a part of a character; raise RequestError if it fails."""
         text = self.decode([token])
-        if self._tokenizer is None or REPLACEMENT not in text:
+        name = "" if self._tokenizer is None else self._tokenizer.id_to_token(token) or ""
+        if SPACE in name and SPACE not in text:  # SentencePiece's decoder drops the space before the first token
+            return name.replace(SPACE, " ").encode()
+        if REPLACEMENT not in text and not BYTE_TOKEN.fullmatch(name):
             return text.encode()
-        name = self._tokenizer.id_to_token(token) or ""
         if match := BYTE_TOKEN.fullmatch(name):
             return bytes([int(match[1], 16)])
         if all(character in BYTES for character in name):

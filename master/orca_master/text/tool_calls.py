@@ -95,8 +95,8 @@ Steps = Generator[None, None, None]
 class ToolCallParser:
     """State of one answer. `names`: of the functions; `parallel`: False to drop all calls but the first.
 
-    What looks like a call and is none, because it is no JSON or its function does not exist, is text. The time for an
-    answer is proportional to its length, whatever is in it.
+    What looks like a call and is none, because it is no JSON or its function does not exist, is text. No character is
+    examined again and again, whatever is in an answer; text that is held back is copied with each `feed`.
     """
 
     def __init__(self, form: ToolCallFormat, names: Collection[str], parallel: bool = True) -> None:
@@ -147,16 +147,18 @@ class ToolCallParser:
 
     def _text_before_a_call(self) -> Steps:
         """Pass text on up to the next marker. White space around calls is no text."""
-        marker, between = self._form.marker, True
-        while (end := self._text.find(marker, self._begin)) < 0:
+        marker, between, num_examined = self._form.marker, True, 0
+        while (end := self._text.find(marker, self._begin + num_examined)) < 0:
             end = len(self._text)
             if not self._last:
                 end -= overlap(self._text[max(self._begin, end - len(marker)) :], marker)
-            between = between and not self._text[self._begin : end].strip(WHITESPACE)
+            between = between and not self._text[self._begin + num_examined : end].strip(WHITESPACE)
+            num_examined = end - self._begin
             if not between or (self._last and not self.num_calls):
-                self._pass_on(end - self._begin)
+                self._pass_on(num_examined)
+                num_examined = 0
             yield
-        if between and not self._text[self._begin : end].strip(WHITESPACE):
+        if between and not self._text[self._begin + num_examined : end].strip(WHITESPACE):
             self._begin = end
         else:
             self._pass_on(end - self._begin)
@@ -205,10 +207,10 @@ class ToolCallParser:
         if self._form.bare_names and not self._text.startswith("{", self._begin + position):
             while True:
                 begin = self._begin + position
-                before, brace, _ = self._text[begin : begin + MAX_NAME].partition("{")
+                before, brace, _ = self._text[begin : begin + MAX_NAME + 1].partition("{")
                 if brace:
                     break
-                if self._last or len(before) == MAX_NAME:
+                if self._last or len(before) > MAX_NAME:
                     return position
                 yield
             name = before.strip().removesuffix(BEFORE_ARGUMENTS).strip()
@@ -233,11 +235,12 @@ class ToolCallParser:
 
     def _end_of_call(self) -> Steps:
         """Drop the closing."""
-        closing = self._form.closing
+        closing, position = self._form.closing, 0
         while True:
-            begin = self._begin
+            begin = self._begin + position
             while begin < len(self._text) and self._text[begin] in WHITESPACE:
                 begin += 1
+            position = begin - self._begin
             rest = self._text[begin : begin + len(closing)]
             if rest == closing:
                 self._begin = begin + len(closing)
