@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -309,6 +310,40 @@ def test_pipelines_come_and_go_while_requests_run():
         assert [entry.id for entry in made.engine.snapshot.pipelines] == ["d"]
 
     play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
+
+
+def test_an_engine_that_owns_its_workers_replaces_its_only_pipeline():
+    """The end of a pipeline that leaves the topology is no failure of the engine; requests wait `recovery_timeout`."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        made.cluster.newest("a").hangs = True
+        made.submit("ends", (1,), 4)
+        await made.until(lambda: made.engine.snapshot.num_running == 1)
+        await made.engine.apply(topology("b"))
+        assert "the pipeline was removed from the topology" in str(await made.ended("ends"))
+        await made.until(lambda: made.engine.snapshot.state is EngineState.SERVING)
+        made.submit("next", (1,), 4)
+        assert await made.collect(1) == {"next": continuation((1,), 4)}
+        assert not made.engine._losses._in_flight
+
+    play(lambda: Engine(topology("a")), scene)
+
+
+def test_a_closed_topology_finishes_what_an_earlier_master_had_accepted():
+    async def scene(made: Engine) -> None:
+        resumed = dataclasses.replace(made.submission("resumed", (1,), 4), generated=continuation((1,), 2))
+        made.engine.submit(resumed)
+        with pytest.raises(EngineUnavailableError, match="scaled to zero"):
+            made.submit("new", (1,), 2)
+        await made.engine.start()
+        assert await made.collect(1) == {"resumed": continuation((1,), 4)[2:]}
+        await made.engine.apply(closed.model_copy(update={"pipelines": ()}))
+        with pytest.raises(EngineUnavailableError, match="scaled to zero"):
+            made.engine.submit(resumed)
+
+    closed = topology("a").model_copy(update={"closed": "scaled to zero"})
+    play(lambda: Engine(closed, RESTARTED), scene)
 
 
 def test_what_can_never_be_served_is_refused_and_what_waits_is_ended_once_the_limits_are_known():

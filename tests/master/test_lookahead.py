@@ -198,6 +198,25 @@ def test_who_waits_and_may_join_is_not_kept_waiting():
     assert run.send(), "the batch is full: the third cannot join"
 
 
+def test_who_may_join_behind_a_request_for_a_larger_pipeline_is_not_kept_waiting():
+    long, short = 40 * BLOCK_SIZE, 2
+    run = Run(requests_of([(5, 12), (9, long), (3, short)]), SchedulerConfig(2, 1, None, balanced=True), 20, "reserve")
+    run.arrive()
+    assert run.send()
+    run.arrive()
+    assert run.send(), "no place here is large enough for the second"
+    run.compute()
+    run.commit()
+    run.arrive()
+    assert not run.send(), "the third joins the next iteration"
+    while run.sent or run.computed:
+        run.compute()
+        run.commit()
+    assert run.send()
+    batch, _ = run.sent[0]
+    assert [scheduled.request.request_id for scheduled in batch.requests] == ["r0", "r2"]
+
+
 def test_nothing_is_sent_ahead_of_who_is_more_urgent_under_another_policy():
     """The batch in flight has the order of the earlier policy, so its last request is not the least urgent."""
     requests = requests_of([(5, 12), (9, 12), (3, 2)])

@@ -360,6 +360,37 @@ def test_a_request_that_only_a_larger_pipeline_can_finish_waits_for_that_one(pol
         assert scheduled.request.request_id == request_id
 
 
+def test_a_suspect_that_waits_for_a_larger_pipeline_holds_no_other_up():
+    pool = RequestPool(10, 10_000)
+    scheduler = Scheduler(SchedulerConfig(max_batch_size=4, n_workers=1), pool)
+    scheduler.add_pipeline("small", KvLedger(2))
+    long, short = Request("long", 0, (1,) * 5, 6 * BLOCK_SIZE), Request("short", 1, (1,) * 5, 5)
+    for request in (long, short):
+        pool.add(request)
+    while not long.runs_alone:
+        scheduler.suspect(long)
+    (selection,) = scheduler.select("small").selections
+    assert selection.request is short
+    scheduler.add_pipeline("large", KvLedger(8))
+    (selection,) = scheduler.select("large").selections
+    assert selection.request is long
+
+
+@pytest.mark.parametrize("policy", LEDGERS)
+def test_an_embedding_that_fills_all_blocks_is_computed(policy):
+    """It samples no token, for which it would need another block."""
+    pool = RequestPool(10, 10_000)
+    scheduler = Scheduler(SchedulerConfig(max_batch_size=4, n_workers=1), pool)
+    scheduler.add_pipeline("p", LEDGERS[policy](4))
+    request = Request("all", 0, (1,) * 4 * BLOCK_SIZE, 0, pooling="mean")
+    pool.add(request)
+    batch = scheduler.dispatch("p", scheduler.select("p"))
+    assert [scheduled.num_tokens for scheduled in batch.requests] == [4 * BLOCK_SIZE]
+    scheduler.commit(batch, [])
+    assert request.finish_reason is not None
+    assert scheduler.ledger("p").num_free_blocks == 4
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), max_size=60), st.integers(1, 40))
 def test_ledger_grants_each_block_once(operations, num_blocks):
     """Admit and release in any order: no block or row is held twice, none is lost."""

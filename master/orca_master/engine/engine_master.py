@@ -11,8 +11,6 @@ committed, the next iterations are sent, and the tokens are delivered. No lock: 
 | paused | the topology has no pipelines and is closed: requests are refused | loading, recovering |
 | failed | no pipeline recovers, or an internal error occurred | |
 | stopped | `stop` was called, in any state | |
-
-supervisor.py defines the life cycle of each pipeline. Requests of a lost one are rewound and continue on another.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.demand import Demand
 from orca_master.engine.dispatcher import Dispatcher
-from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.faults import NOTED_LATE_SECONDS, WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver, Output, Submission
@@ -120,6 +118,7 @@ class EngineMaster:
                 raise ConfigurationError("topology: the engine has stopped")
             self._pipelines.check(topology, len(self._requests))
             await self._pipelines.replace(topology)
+            self._losses.keep({spec.id for spec in topology.pipelines})
             if topology.pipelines:
                 self._patience.wake()
                 if self._state is EngineState.PAUSED:
@@ -153,7 +152,8 @@ class EngineMaster:
         Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
         out of the protocol's range.
         """
-        recovers, closed = self._state is EngineState.RECOVERING, self._pipelines.topology.closed
+        recovers, is_resumed = self._state is EngineState.RECOVERING, submission.generated is not None
+        closed = self._pipelines.refusal(is_resumed)
         over = self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over)
         if closed or over:
             raise EngineUnavailableError(closed or self._failure)
@@ -239,7 +239,7 @@ class EngineMaster:
             self._refuse_misfits_now_and_later()
         elif self._state is EngineState.SERVING and self._pipelines.topology.pipelines:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
-            if self.config.worker_owner is WorkerOwner.ENGINE:
+            if self.config.worker_owner is WorkerOwner.ENGINE and supervisor.spec in self._pipelines.topology.pipelines:
                 self._enter(EngineState.FAILED, failure)
             else:
                 self._pipelines.forget_progress()
@@ -277,7 +277,7 @@ class EngineMaster:
     def _refuse_misfits_now_and_later(self) -> None:
         """Fail requests that no pipeline can finish, now and when lost pipelines are no longer expected back."""
         self._refuse_misfits()
-        asyncio.get_running_loop().call_later(self.config.recovery_timeout + 1, self._refuse_misfits)
+        asyncio.get_running_loop().call_later(self.config.recovery_timeout + NOTED_LATE_SECONDS, self._refuse_misfits)
 
     def _refuse_misfits(self) -> None:
         """Fail requests that no pipeline can finish; the snapshot shows the shorter queue."""

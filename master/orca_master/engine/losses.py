@@ -7,7 +7,7 @@ alone (scheduler.py); if the pipeline is lost once more, the request has failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from orca_master.engine.faults import WorkerLostError
 from orca_master.scheduling.request import Request
@@ -29,6 +29,10 @@ class Losses:
     def forget(self, pipeline: str) -> None:
         """Forget an earlier pipeline of this name, which was removed before its cause was known."""
         self._in_flight.pop(pipeline, None)
+
+    def keep(self, pipelines: Collection[str]) -> None:
+        """Forget pipelines that have left the topology."""
+        self._in_flight = {pipeline: noted for pipeline, noted in self._in_flight.items() if pipeline in pipelines}
 
     def note(self, pipeline: str, requests: Iterable[Request]) -> None:
         """Note that the pipeline is lost while it computed `requests`."""

@@ -130,6 +130,13 @@ class PipelineSet:
         if present.pipelines and num_requests:
             raise RequestsUnfinishedError(f"topology: the last pipeline stays: {num_requests} requests are unfinished")
 
+    def refusal(self, is_resumed: bool) -> str:
+        """Return why a request is refused, "" if it is not.
+
+        The pipelines of a closed topology finish what was accepted, also by an earlier master (`is_resumed`).
+        """
+        return "" if is_resumed and self.topology.pipelines else self.topology.closed
+
     def check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if self.formed is not None and self.facts.vocabulary_size:

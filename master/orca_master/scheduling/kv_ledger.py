@@ -246,8 +246,8 @@ class PagedLedger(KvLedger):
     """Policy `paged`: blocks on demand (Kwon et al., SOSP 2023)."""
 
     def blocks_of(self, request: Request) -> int:
-        """Return the number of blocks for the known tokens and the next sampled token."""
-        return blocks_for(request.num_tokens + 1)
+        """Return the number of blocks for the known tokens and the next sampled token; an embedding samples none."""
+        return blocks_for(min(request.num_tokens + 1, request.max_tokens))
 
 
 def kv_usage(ledgers: Collection[KvLedger]) -> float:

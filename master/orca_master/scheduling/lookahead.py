@@ -8,10 +8,11 @@ iterations in order and the next holder of a block writes each slot before it re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from orca_master.scheduling.batch import Batch, Proposal, Selection
-from orca_master.scheduling.request import Request
+from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.speculation import drafts_pay, num_wanted, room_for_drafts
 
@@ -38,7 +39,7 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
     # The limits may have become smaller while `batch` was in flight.
     if free_blocks < 0 or len(staying) > config.batch_size:
         return Proposal()
-    head = next(iter(scheduler.pool), None)
+    head = _first_admissible(scheduler.pool, ledger)
     if head is not None:
         leaves_room = len(staying) < config.max_batch_size and ledger.blocks_to_admit(head) <= free_blocks
         order = scheduler.pool.order
@@ -48,6 +49,18 @@ def look_ahead(scheduler: Scheduler, batch: Batch) -> Proposal:
         if leaves_room or goes_first or for_batch or len(staying) < len(requests):
             return Proposal()
     return Proposal(tuple(Selection(request, 1) for request in staying))
+
+
+def _first_admissible(waiting: Iterable[Request], ledger: KvLedger) -> Request | None:
+    """Return the first waiting request that has a turn here: others wait for a larger pipeline (candidates.py)."""
+    last_class = ServiceClass.BATCH
+    for request in waiting:
+        if request.service_class > last_class:
+            return None
+        if ledger.can_finish(request):
+            return request
+        last_class = request.service_class
+    return None
 
 
 def _drafts_on(scheduler: Scheduler, staying: Sequence[Request]) -> bool:

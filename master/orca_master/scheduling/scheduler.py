@@ -123,7 +123,8 @@ class Scheduler:
         if state.in_flight >= self.config.most_in_flight:
             return Proposal()
         self._suspects = [request for request in self._suspects if request.runs_alone and request.finish_reason is None]
-        alone = [entry for entry in self._suspects if self._pipeline_of.get(entry.request_id, pipeline) == pipeline]
+        here = (entry for entry in self._suspects if self._pipeline_of.get(entry.request_id, pipeline) == pipeline)
+        alone = [entry for entry in here if state.ledger.can_finish(entry)]
         if not alone:
             cap, divided_by = self.config.max_batch_size, num_batches(self.config, state.admitted)
             if self.config.balanced:
@@ -296,5 +297,4 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         state = self._pipelines[self._pipeline_of.pop(request.request_id)]
         state.ledger.release(request)
-        order = self.pool.order
-        del state.admitted[bisect.bisect_left(state.admitted, order(request), key=order)]
+        del state.admitted[bisect.bisect_left(state.admitted, self.pool.order(request), key=self.pool.order)]
