@@ -182,11 +182,13 @@ def test_a_released_request_no_longer_waits_for_its_grammar(begins):
         if begins:
             await asyncio.sleep(0)
             assert waiting == ["a"]
+        # The engine does not have it yet: it is not taken for stalled.
+        assert (engine.status.progress.num_unfinished, engine.idle) == (0, False)
         engine.release("r", "abort")
         async with asyncio.timeout(60):
             assert await accepted is None
         assert not waiting
-        assert engine.idle
+        assert (engine.status.progress.num_unfinished, engine.idle) == (0, True)
         await engine.stop("the test ends")
 
     asyncio.run(play())

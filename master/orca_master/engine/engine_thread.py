@@ -51,6 +51,8 @@ class _Stream:
     last: float = 0.0
     num_generated: int = 0
     ended: bool = False
+    counted: bool = False
+    """True once the engine has the request, which waits for its grammar before."""
     submitting: asyncio.Task[None] | None = None
     """Compiles the request's grammar and submits the request."""
 
@@ -182,19 +184,12 @@ class EngineThread(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
-        now = time.monotonic()
-        stream = self._streams[submission.request_id] = _Stream(
-            receive, len(submission.prompt), now, submission.service_class
-        )
-        if not self._num_unfinished:
-            self._busy_since = now
-        self._num_unfinished += 1
+        stream = _Stream(receive, len(submission.prompt), time.monotonic(), submission.service_class)
+        self._streams[submission.request_id] = stream
         if submission.grammar is not None:
             stream.submitting = self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))
             return stream.submitting
-        accepted: asyncio.Future[None] = self._own_loop.create_future()
-        self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
-        return accepted
+        return self._pass_on(submission, stream)
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
@@ -202,7 +197,7 @@ class EngineThread(EngineClient):
         if stream.submitting is not None:  # its grammar leaves the queue
             self._own_loop.call_soon(stream.submitting.cancel)  # after the task has begun: it returns then
         if not stream.ended:
-            self._num_unfinished -= 1
+            self._num_unfinished -= stream.counted
             if ended_as is not None:
                 self._note_end(stream, ended_as)
         self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
@@ -220,14 +215,21 @@ class EngineThread(EngineClient):
         vocabulary_size = self.engine.snapshot.vocabulary_size
         try:
             constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated)
-            if submission.request_id not in self._streams:
-                return
-            accepted: asyncio.Future[None] = self._own_loop.create_future()
-            self._engine_loop.call_soon_threadsafe(self._submit, replace(submission, constraint=constraint), accepted)
-            await accepted
+            if (stream := self._streams.get(submission.request_id)) is not None:
+                await self._pass_on(replace(submission, constraint=constraint), stream)
         except asyncio.CancelledError:
             if submission.request_id in self._streams:
                 raise
+
+    def _pass_on(self, submission: Submission, stream: _Stream) -> asyncio.Future[None]:
+        """Submit a request to the engine's loop and count it; return the acceptance."""
+        if not self._num_unfinished:
+            self._busy_since = time.monotonic()
+        self._num_unfinished += 1
+        stream.counted = True
+        accepted: asyncio.Future[None] = self._own_loop.create_future()
+        self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
+        return accepted
 
     def _submit(self, submission: Submission, accepted: asyncio.Future[None]) -> None:
         """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""

@@ -23,7 +23,7 @@ class Progress:
     num_iterations: int = 0
     """Iterations that have returned."""
     num_unfinished: int = 0
-    """Requests whose last token has not been delivered."""
+    """Requests that the engine has, whose last token has not been delivered."""
     num_running: int = 0
     """Requests that hold K/V slots."""
     num_waiting: int = 0
