@@ -27,8 +27,8 @@ from orca_operator.observe import (
     runs,
 )
 
-QUOTA = "exceeded quota"
-"""In the API server's answer to a pod that does not fit into a ResourceQuota."""
+QUOTAS = ("exceeded quota", "failed quota")
+"""In the API server's answer to a pod that does not fit into a ResourceQuota, or lacks a value that one demands."""
 FETCH_CONTAINER = "fetch-model"
 GPU = "nvidia.com/gpu"
 MISTAKE_EXIT_CODE = 2
@@ -138,9 +138,14 @@ def diagnose_deployment(deployment: Object) -> Diagnosis | None:
     return None
 
 
+def is_of_quota(message: str) -> bool:
+    """Return whether a ResourceQuota is the reason for the API server's refusal."""
+    return any(words in message for words in QUOTAS)
+
+
 def creation_failure(message: str) -> Reason:
     """Return the reason for the API server's answer to the creation of a pod."""
-    return Reason.QUOTA_EXCEEDED if QUOTA in message else Reason.POD_CREATION_FAILED
+    return Reason.QUOTA_EXCEEDED if is_of_quota(message) else Reason.POD_CREATION_FAILED
 
 
 def diagnose_pod(pod: Object) -> Diagnosis | None:  # noqa: PLR0911, one per cause

@@ -33,7 +33,7 @@ from orca_operator.actions import (
     Scale,
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
-from orca_operator.diagnose import QUOTA
+from orca_operator.diagnose import is_of_quota
 from orca_operator.dropped_fields import check_kept
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
@@ -277,7 +277,7 @@ def _refused(kind: str, name: str, error: ClusterError) -> Exception:
     words = f"{kind} {name}: {error}"
     if error.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT in words:
         return RejectedError(Reason.OPERATOR_FORBIDDEN, words)
-    if error.status == HTTPStatus.FORBIDDEN and QUOTA in words:
+    if error.status == HTTPStatus.FORBIDDEN and is_of_quota(words):
         return RejectedError(Reason.QUOTA_EXCEEDED, words)
     return InvalidSpecError(words)  # 403 is also the answer of admission webhooks
 

@@ -56,13 +56,27 @@ class Observed:
         return next((child for child in self.of_kind(kind) if name_of(child) == name), None)
 
     def pods(self, role: str | None = None, revision: str | None = None) -> list[Object]:
-        """Return the pods of a role, of a revision, or all."""
+        """Return the pods of a role, of a revision, or all, without masters that have ended and were replaced."""
         return [
             pod
             for pod in self.of_kind("Pod")
             if (role is None or label(pod, ROLE_LABEL) == role)
             and (revision is None or label(pod, REVISION_LABEL) == revision)
+            and not self._was_replaced(pod)
         ]
+
+    def _was_replaced(self, pod: Object) -> bool:
+        """Whether another pod does the work of one that has ended: a Deployment keeps its evicted pods."""
+        return (
+            has_ended(pod)
+            and label(pod, ROLE_LABEL) == MASTER
+            and any(
+                label(other, ROLE_LABEL) == MASTER
+                and label(other, REVISION_LABEL) == label(pod, REVISION_LABEL)
+                and not has_ended(other)
+                for other in self.of_kind("Pod")
+            )
+        )
 
     def workers(self, revision: str, pipeline: int) -> list[Object]:
         """Return the pods of one pipeline, sorted by partition."""
@@ -96,9 +110,9 @@ class Observed:
 
     def admin_port(self, revision: str) -> AdminPort | None:
         """Return the admin port of a revision's master, if it runs."""
-        for pod in self.pods(MASTER, revision):
+        for pod in sorted(self.pods(MASTER, revision), key=is_ready, reverse=True):
             address = pod.get("status", {}).get("podIP")
-            if address and not is_ending(pod):
+            if address and not is_ending(pod) and not has_ended(pod):
                 host = f"[{address}]" if ":" in address else address
                 return AdminPort(f"{host}:{ADMIN_PORT}", certificate_secret(pod["spec"]))
         return None
@@ -141,6 +155,11 @@ def ordinal(pod: Object) -> int:
 def is_ending(child: Object) -> bool:
     """Whether an object is being deleted."""
     return bool(child["metadata"].get("deletionTimestamp"))
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether no container of a pod will run again, as after an eviction; its object remains."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def owner(child: Object) -> Object:

@@ -93,7 +93,7 @@ def plan(
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if owner(child).get("kind", names.KIND) != names.KIND:  # KEDA copies the labels to its own HPA
+            if not _is_rendered(child):
                 continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
@@ -101,6 +101,15 @@ def plan(
     actions += [Delete(old) for old in surplus(observed, {context.revision, *outdated}) if not is_ending(old)]
     actions += [ApplyAutoscaler(manifest) for manifest in writable]
     return actions
+
+
+def _is_rendered(child: Object) -> bool:
+    """Whether the operator has made an object, also one whose OrcaDeployment was deleted without its objects.
+
+    Others have its labels, too: KEDA copies them to its own HPA, and `kubectl expose` to a Service without an owner.
+    """
+    kind = owner(child).get("kind")
+    return kind == names.KIND or (kind is None and bool(label(child, names.REVISION_LABEL)))
 
 
 def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:

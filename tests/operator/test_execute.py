@@ -208,6 +208,7 @@ def test_refusals_are_the_users_and_failures_are_tried_again(status, error):
     [
         (403, 'services "s" is forbidden: User "orca" cannot patch resource "services"', Reason.OPERATOR_FORBIDDEN),
         (403, 'services "s" is forbidden: exceeded quota: small, requested: services=1', Reason.QUOTA_EXCEEDED),
+        (403, "pods is forbidden: failed quota: q: must specify limits.memory for: fetch-model", Reason.QUOTA_EXCEEDED),
         (403, 'admission webhook "a.example.com" denied the request: exceptional', Reason.INVALID_SPEC),
         (422, "spec.x: Invalid value: exceeded quota", Reason.INVALID_SPEC),
         (500, "failed to create typed patch object (…): .spec.x: field not declared in schema", Reason.INVALID_SPEC),

@@ -307,6 +307,18 @@ def test_the_hpa_that_keda_creates_is_left_alone():
     assert of_autoscalers(plan(context(), view(observed))) == [(Delete, SCALED_OBJECT)]
 
 
+def test_objects_of_users_with_the_labels_are_left_alone():
+    """`kubectl expose` copies the labels of a Service; what the operator renders has a revision or an owner."""
+    labels = names.labels("demo")
+    copied = {"kind": "Service", "metadata": {"name": "public", "labels": labels, "uid": "x"}}
+    orphan = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "old", "labels": {**labels, names.REVISION_LABEL: "gone"}, "uid": "y"},
+    }
+    actions = plan(context(), view(Observed((copied, orphan))))
+    assert [action.child["metadata"]["name"] for action in actions if isinstance(action, Delete)] == ["old"]
+
+
 @pytest.mark.parametrize("replicas", [1, 3, 9])
 def test_replicas_are_the_autoscalers(replicas):
     """The number of pods follows `replicas` alone, also beyond the bounds of the autoscaler."""

@@ -8,6 +8,7 @@ from orca_contract import routes
 
 from orca_operator import names
 from orca_operator.api import Spec
+from orca_operator.diagnose import FETCH_CONTAINER
 from orca_operator.manifests.model import fetch_container, model_source
 from orca_operator.pod_settings import PodSettings
 
@@ -107,6 +108,8 @@ def pod_template(
     if source.fetched:
         pod["securityContext"]["fsGroup"] = CACHE_GROUP
         fetch = fetch_container(spec, container["image"], fetch_options, settings.env, SECURITY)
+        if not _sets_fetch_resources(settings):
+            fetch["resources"] = without_devices(container.get("resources", {}))
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers
@@ -125,6 +128,21 @@ def pod_template(
         "annotations": {**annotations, **settings.annotations},
     }
     return {"metadata": metadata, "spec": pod}
+
+
+def _sets_fetch_resources(settings: PodSettings) -> bool:
+    """Whether `podTemplate` has resources for the init container: a limit below the default request is invalid."""
+    entries = (settings.pod_template.spec.get("initContainers") or []) if settings.pod_template is not None else []
+    return any(entry.get("name") == FETCH_CONTAINER and entry.get("resources") for entry in entries)
+
+
+def without_devices(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the requests and limits of a container without devices.
+
+    A ResourceQuota demands the rest of init containers, too. A pod's own request is that of its largest container.
+    """
+    kept = {key: {name: value for name, value in given[key].items() if "/" not in name} for key in given}
+    return {key: values for key, values in kept.items() if values}
 
 
 def resources(settings: PodSettings, devices: dict[str, str], default_requests: dict[str, str]) -> dict[str, Any]:
