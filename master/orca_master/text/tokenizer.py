@@ -110,11 +110,9 @@ class TextCodec:
         name = "" if self._tokenizer is None else self._tokenizer.id_to_token(token) or ""
         if SPACE in name and SPACE not in text:  # SentencePiece's decoder drops the space before the first token
             return name.replace(SPACE, " ").encode()
-        if REPLACEMENT not in text and not BYTE_TOKEN.fullmatch(name):
-            return text.encode()
-        if match := BYTE_TOKEN.fullmatch(name):
+        if (match := BYTE_TOKEN.fullmatch(name)) and text != name:
             return bytes([int(match[1], 16)])
-        if all(character in BYTES for character in name):
+        if REPLACEMENT in text and all(character in BYTES for character in name):
             return bytes(BYTES[character] for character in name)
         return text.encode()
 
