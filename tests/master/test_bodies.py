@@ -126,14 +126,6 @@ NESTED = {
     "tools.0.function.parameters": lambda nested: {
         "tools": [{"type": "function", "function": {"name": "add", "parameters": {"a": nested}}}]
     },
-    "messages.0.tool_calls.0.function.arguments": lambda nested: {
-        "messages": [
-            {
-                "role": "assistant",
-                "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": json.dumps({"a": nested})}}],
-            }
-        ]
-    },
     "chat_template_kwargs": lambda nested: {"chat_template_kwargs": {"a": nested}},
     "response_format": lambda nested: {
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"a": nested}}}
@@ -161,3 +153,19 @@ def test_values_of_any_form_have_a_bounded_depth(place, brackets):
         check(MAX_DEPTH + 1)
     assert str(refused.value).startswith(f"{place}: ")
     assert refused.value.field == place.partition(".")[0]
+
+
+def test_arguments_of_a_call_beyond_the_depth_are_a_text():
+    """As all that are no JSON object: chat templates get the text."""
+
+    def values(depth: int) -> Any:
+        arguments = f'{{"a": {"[" * (depth - 1)}{"]" * (depth - 1)}}}'
+        call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+        content = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]}).encode()
+        body = check_body("chat", content, Lengths(1024))
+        assert body.model_dump(mode="json")
+        return body.messages[0].tool_calls[0].function.values
+
+    assert isinstance(values(MAX_DEPTH), dict)
+    for depth in (MAX_DEPTH + 1, 10_000):
+        assert isinstance(values(depth), str)
