@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.endpoint import resumable as resumable_module
+from orca_master.endpoint.answer_parts import continues_reasoning
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable import MAX_RESUMES, ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -388,6 +389,24 @@ def test_a_name_with_a_lone_surrogate_is_refused(tmp_path):
                     resumable.accept("completions", body, generation, "")
             else:
                 assert resumable.accept("completions", body, generation, "") is not None
+        await resumable.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("begun", "within"), [("<think>1 +", True), ("<think>1</think>It", False), ("It", False)])
+def test_a_resumed_answer_is_parsed_as_before(tmp_path, begun, within):
+    """Whether it continues the reasoning, although the client's text is not recorded."""
+
+    async def play() -> None:
+        generator = idle_generator(tmp_path)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
+        options = {"add_generation_prompt": False, "continue_final_message": True}
+        body = ChatCompletionRequest(messages=[{"role": "assistant", "content": begun}], **options)
+        recorder = resumable.accept("chat", body, generator.prepare("chatcmpl-", body, [[1]], 16, None), "")
+        assert recorder is not None
+        assert continues_reasoning(body) == continues_reasoning(recorder.body) == within
+        assert begun not in json.dumps(recorder.accepted.body)
         await resumable.close()
 
     asyncio.run(play())

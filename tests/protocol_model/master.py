@@ -166,7 +166,7 @@ def restarted(worker: Worker, whole: bool) -> Worker:
 def _select(master: Master, bounds: Bounds) -> int:
     """Return the earliest request that waits or has nothing in flight, or else the one whose prompt has parts left.
 
-    -1 without one. Parts in flight have no company while an answer is generated: see candidates.pipelined_prompts.
+    -1 without one. No part begins beside another one while an answer is generated: see candidates.pipelined_prompts.
     """
     unfinished = [
         (index, request)

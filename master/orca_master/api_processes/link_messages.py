@@ -201,5 +201,7 @@ class StopResponse:
     response_id: str
 
 
-ToMaster: TypeAlias = Submit | Release | AskMetrics | LoadAdapter | UnloadAdapter | ResponseMessage
+Question: TypeAlias = Submit | AskMetrics | LoadAdapter | UnloadAdapter | ResponseMessage
+"""Messages that have an Answer."""
+ToMaster: TypeAlias = Question | Release
 FromMaster: TypeAlias = Hello | Answer | Outputs | EngineStatus | ResponsesChanged | StopResponse

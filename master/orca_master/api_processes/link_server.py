@@ -25,6 +25,7 @@ from orca_master.api_processes.link_messages import (
     LinkError,
     LoadAdapter,
     Outputs,
+    Question,
     Release,
     Submit,
     ToMaster,
@@ -127,21 +128,26 @@ class EngineServer:
                 self.offenders.put_nowait(link.process)
 
     async def _handle(self, link: _Link, message: ToMaster) -> None:
+        if isinstance(message, Release):
+            # A request that has ended in the meantime has no owner.
+            if self._owners.get(message.request_id) is link:
+                self._release(message.request_id, message.ended_as)
+            return
+        is_constrained = isinstance(message, Submit) and message.submission.grammar is not None
+        places = link.constrained if is_constrained else link.unanswered
+        await link.answer(message.number, self._value(link, message), places)
+
+    def _value(self, link: _Link, message: Question) -> Coroutine[None, None, bytes | None]:
+        """Return the value of the answer to a message."""
         match message:
-            case Submit(number, submission):
-                places = link.unanswered if submission.grammar is None else link.constrained
-                await link.answer(number, self._submit(link, submission), places)
-            case Release(request_id, ended_as):
-                # A request that has ended in the meantime has no owner.
-                if self._owners.get(request_id) is link:
-                    self._release(request_id, ended_as)
-            case AskMetrics(number):
-                await link.answer(number, self._engine.metrics(), link.unanswered)
-            case LoadAdapter(number) | UnloadAdapter(number):
-                await link.answer(number, self._change_adapters(message), link.unanswered)
+            case Submit():
+                return self._submit(link, message.submission)
+            case AskMetrics():
+                return self._engine.metrics()
+            case LoadAdapter() | UnloadAdapter():
+                return self._change_adapters(message)
             case _:
-                answer = self._responses.answer(link.responses, message)
-                await link.answer(message.number, answer, link.unanswered)
+                return self._responses.answer(link.responses, message)
 
     async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Load or unload an adapter; the processes learn of it before the answer."""

@@ -141,8 +141,13 @@ class AnswerFormat:
         An answer that continues a text after the reasoning, or matches the client's grammar from its first token on,
         does not begin within the reasoning.
         """
-        is_begun = body.continue_final_message and not ends_within(body.messages[-1].text if body.messages else "")
+        is_begun = body.continue_final_message and not continues_reasoning(body)
         return BY_TAG if self.reasoning is not None and (is_begun or body.grammar is not None) else self.reasoning
+
+
+def continues_reasoning(body: ChatCompletionRequest) -> bool:
+    """Return True if an answer continues a text of the client that ends within the reasoning."""
+    return body.continue_final_message and ends_within(body.messages[-1].text)
 
 
 NO_FORMAT = AnswerFormat()

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 
-from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, GenerationRequest
+from orca_master.endpoint.answer_parts import continues_reasoning
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, JournalledRequest
+from orca_master.text.reasoning import BEGIN
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,8 @@ class ResumableRequests:
             recorded = body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED)
         except UnicodeEncodeError as error:  # pydantic writes the names of objects as UTF-8
             raise RequestError(f"the name {error.object!r:.100} in an object has a lone surrogate") from error
+        if isinstance(body, ChatCompletionRequest) and continues_reasoning(body):
+            recorded["messages"] = [{"role": "assistant", "content": BEGIN}]  # a placeholder that ends within it, too
         return ResumableRequest(
             self._journal,
             Accepted(

@@ -22,6 +22,8 @@ from orca_master.scheduling.request import FinishReason
 
 COMPLETIONS, CHAT = "completions", "chat"
 """Routes of requests."""
+PLACEHOLDERS = [{"role": "user", "content": ""}]
+"""Messages of a body whose texts are not recorded."""
 
 
 class ResumableRequest:
@@ -63,9 +65,7 @@ class ResumableRequest:
     def body(self) -> GenerationRequest:
         """The body, with placeholders for its texts."""
         if self.accepted.route == CHAT:
-            return ChatCompletionRequest.model_validate(
-                {**self.accepted.body, "messages": [{"role": "user", "content": ""}]}
-            )
+            return ChatCompletionRequest.model_validate({"messages": PLACEHOLDERS, **self.accepted.body})
         return CompletionRequest.model_validate({**self.accepted.body, "prompt": [0]})
 
     def generation(self, generator: Generator) -> Generation:

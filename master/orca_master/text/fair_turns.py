@@ -58,7 +58,8 @@ class WorkInTurn(Generic[Result]):
     """
 
     def __init__(self, turns: FairTurns, owner: str, work: Callable[[], Awaitable[Result]]) -> None:
-        self._num_callers = 0
+        self.num_callers = 0
+        """Those that wait for the result."""
         self._has_begun = False
         self._task = asyncio.create_task(self._run(turns, owner, work))
         self.on_end(lambda: self._task.cancelled() or self._task.exception())  # its callers may be gone
@@ -74,12 +75,12 @@ class WorkInTurn(Generic[Result]):
 
     async def result(self) -> Result:
         """Wait for the end of the work; return its result, or raise its exception."""
-        self._num_callers += 1
+        self.num_callers += 1
         try:
             return await asyncio.shield(self._task)
         finally:
-            self._num_callers -= 1
-            if not self._num_callers and not self._has_begun:
+            self.num_callers -= 1
+            if not self.num_callers and not self._has_begun:
                 self._task.cancel()
 
     async def _run(self, turns: FairTurns, owner: str, work: Callable[[], Awaitable[Result]]) -> Result:

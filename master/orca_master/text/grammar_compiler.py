@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,6 @@ class GrammarCompiler:
         self._turns = FairTurns()
         self._compiling = dict[_Key, WorkInTurn[LLMatcher]]()
         """Those that wait or are compiled."""
-        self._num_callers: Counter[str] = Counter()
-        """By owner."""
         self._is_closed = False
 
     async def prepare(self) -> None:
@@ -92,8 +90,7 @@ class GrammarCompiler:
         if matcher is None:
             if tokens is None:
                 self._check_room(grammar)
-            with self._calling(grammar.owner):
-                matcher = await self._compile_anew(grammar, self._tokenizer, 1 if tokens is None else RESUMED_ATTEMPTS)
+            matcher = await self._compile_anew(grammar, self._tokenizer, 1 if tokens is None else RESUMED_ATTEMPTS)
         else:
             self._note("cached")
             self._cache.move_to_end(grammar)
@@ -111,30 +108,20 @@ class GrammarCompiler:
     def _check_room(self, grammar: Grammar) -> None:
         """Raise QueueFullError if another request of its API key cannot wait, or another grammar."""
         owner, compiling = grammar.owner, self._compiling.get(_key(grammar))
-        if self._num_callers.total() >= MAX_CALLERS:
+        of_owner = [work for (other, *_), work in self._compiling.items() if other == owner]
+        if sum(work.num_callers for work in self._compiling.values()) >= MAX_CALLERS:
             raise QueueFullError(f"{MAX_CALLERS} requests wait for grammars, the limit")
-        if owner and self._num_callers[owner] >= MAX_CALLERS // 2:
+        if owner and sum(work.num_callers for work in of_owner) >= MAX_CALLERS // 2:
             raise QueueFullError(f"{MAX_CALLERS // 2} requests of this API key wait for grammars, the limit of a key")
         if compiling is not None and not compiling.is_abandoned:
             return
         if len(self._compiling) > MAX_WAITING:  # and one is compiled
             raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled, the limit")
-        num_of_owner = sum(other == owner for other, *_ in self._compiling)
-        if owner and num_of_owner > MAX_WAITING // 2:
+        if owner and len(of_owner) > MAX_WAITING // 2:
             raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
 
-    @contextlib.contextmanager
-    def _calling(self, owner: str) -> Iterator[None]:
-        """Count a request of an API key that waits."""
-        self._num_callers[owner] += 1
-        try:
-            yield
-        finally:
-            self._num_callers[owner] -= 1
-            if not self._num_callers[owner]:
-                del self._num_callers[owner]
-
     async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer, num_attempts: int) -> LLMatcher:
+        """Compile a grammar that is not in the cache; try again while no process can compile it."""
         while num_attempts > 1 and not self._is_closed:
             with contextlib.suppress(EngineUnavailableError):
                 return await self._compile_once(grammar, tokenizer)

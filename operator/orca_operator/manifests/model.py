@@ -63,7 +63,12 @@ def model_source(spec: Spec) -> ModelSource:
 
 
 def fetch_container(
-    spec: Spec, image: str, options: list[str], env: list[dict[str, Any]], security: dict[str, Any]
+    spec: Spec,
+    image: str,
+    options: list[str],
+    env: list[dict[str, Any]],
+    security: dict[str, Any],
+    resources: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the init container; `options` of `orca fetch` select the files that this pod needs."""
     model, source = spec.model, model_source(spec)
@@ -88,4 +93,5 @@ def fetch_container(
         "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        **({"resources": resources} if resources else {}),
     }

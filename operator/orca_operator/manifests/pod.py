@@ -107,9 +107,8 @@ def pod_template(
     }
     if source.fetched:
         pod["securityContext"]["fsGroup"] = CACHE_GROUP
-        fetch = fetch_container(spec, container["image"], fetch_options, settings.env, SECURITY)
-        if not _sets_fetch_resources(settings):
-            fetch["resources"] = without_devices(container.get("resources", {}))
+        needs = {} if _sets_fetch_resources(settings) else without_devices(container.get("resources", {}))
+        fetch = fetch_container(spec, container["image"], fetch_options, settings.env, SECURITY, needs)
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers
