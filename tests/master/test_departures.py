@@ -209,6 +209,26 @@ def test_a_request_that_needs_the_largest_pipeline_waits_for_its_return(grace, e
     play(lambda: Engine(topology("a", "b"), RESTARTED), scene)
 
 
+def test_the_time_for_a_return_begins_when_the_cause_of_the_loss_is_known():
+    """No later failure follows that would end the wait: the next formation takes for ever."""
+
+    async def never(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def scene(made: Engine) -> None:
+        made.cluster.sizes["b"] = 3
+        await made.engine.start()
+        made.submit("large", (1,) * 4, 60)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        made.cluster.on_made = lambda workers: setattr(workers, "form", never)
+        made.cluster.newest("a").conclusive_seconds = 1.5  # longer than the time from a loss to its only check was
+        made.cluster.newest("a").lose(KILLED)
+        assert "this server has 48" in str(await asyncio.wait_for(made.ended("large"), 60))
+
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=0.1)
+    play(lambda: Engine(topology("a", "b"), config), scene)
+
+
 def test_a_request_fails_when_the_largest_pipeline_has_not_returned_in_time():
     async def scene(made: Engine) -> None:
         made.cluster.sizes["b"] = 3

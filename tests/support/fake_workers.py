@@ -70,6 +70,8 @@ class FakeWorkers:
         self.num_loaded = 0
         self.loaded_bytes = LoadedBytes()
         self.hangs = False
+        self.conclusive_seconds = 0.0
+        """From a loss to the reports about its cause."""
         self.calls: list[str] = []
         self.receiver: PipelineReceiver | None = None
         """None before the workers serve."""
@@ -162,7 +164,7 @@ class FakeWorkers:
         return self._reported
 
     async def reported_until_conclusive(self) -> list[WorkerLostError]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.conclusive_seconds)
         return self._reported
 
     async def shutdown(self, reason: str) -> None:

@@ -28,7 +28,7 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.demand import Demand
 from orca_master.engine.dispatcher import Dispatcher
-from orca_master.engine.faults import NOTED_LATE_SECONDS, WorkerLostError
+from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.losses import Losses
 from orca_master.engine.messages import EngineObserver, Output, Submission
@@ -236,7 +236,7 @@ class EngineMaster:
         self.scheduler.remove_pipeline(supervisor.id)
         if self._pipelines.serving:
             # The lost pipeline may have been the largest: requests that need it wait as long as it is expected back.
-            self._refuse_misfits_now_and_later()
+            self._refuse_misfits()
         elif self._state is EngineState.SERVING and self._pipelines.topology.pipelines:
             failure = f"pipeline {supervisor.id} is lost: {reason}"
             if self.config.worker_owner is WorkerOwner.ENGINE and supervisor.spec in self._pipelines.topology.pipelines:
@@ -254,7 +254,7 @@ class EngineMaster:
             supervisor.note_culprit()
         expected = isinstance(error, ConfigurationError | WorkerLostError)
         if expected and supervisor.recovers:
-            self.on_change()  # a request may have failed
+            self._refuse_misfits_now_and_later()  # the time for its return begins here, not with the loss
             return
         self._refuse_misfits()
         if not self._started.done():
@@ -277,7 +277,7 @@ class EngineMaster:
     def _refuse_misfits_now_and_later(self) -> None:
         """Fail requests that no pipeline can finish, now and when lost pipelines are no longer expected back."""
         self._refuse_misfits()
-        asyncio.get_running_loop().call_later(self.config.recovery_timeout + NOTED_LATE_SECONDS, self._refuse_misfits)
+        asyncio.get_running_loop().call_later(self.config.recovery_timeout + 1, self._refuse_misfits)
 
     def _refuse_misfits(self) -> None:
         """Fail requests that no pipeline can finish; the snapshot shows the shorter queue."""

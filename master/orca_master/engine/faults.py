@@ -20,9 +20,6 @@ from orca_protos.together import together
 
 from orca_master.errors import EngineUnavailableError
 
-NOTED_LATE_SECONDS = FAULTS_SECONDS + 1.0
-"""From the loss of a pipeline to its `on_failure` at most."""
-
 
 class Evidence(enum.IntEnum):
     """Relation of an error to the root cause, the closest first."""
