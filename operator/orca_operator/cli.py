@@ -70,6 +70,10 @@ def main(argv: list[str]) -> int:
         help="wait between the steps of a CA rotation, until every pod has the changed Secret (300)",
     )  # fmt: skip
     parser.add_argument("--liveness-port", type=port, help="port for /healthz (none)")
+    parser.add_argument(
+        "--liveness-host", default="0.0.0.0", metavar="ADDRESS",
+        help="address of the port for /healthz, for example that of the pod (0.0.0.0)",
+    )  # fmt: skip
     parser.add_argument("--metrics-port", type=port, help="port for /metrics (none)")
     arguments = parser.parse_args(argv)
     if arguments.all_namespaces and arguments.namespace:
@@ -82,7 +86,8 @@ def main(argv: list[str]) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     liveness = None
     if arguments.liveness_port is not None:
-        liveness = f"http://0.0.0.0:{arguments.liveness_port}/healthz"
+        host = f"[{arguments.liveness_host}]" if ":" in arguments.liveness_host else arguments.liveness_host
+        liveness = f"http://{host}:{arguments.liveness_port}/healthz"
     propagation = arguments.certificate_propagation
     images = Images(arguments.master_image, arguments.worker_image)
     try:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from orca_contract.reasons import Reason
-
 from orca_operator import names
 from orca_operator.actions import (
     Action,
@@ -33,12 +31,12 @@ from orca_operator.actions import (
     Scale,
 )
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
-from orca_operator.diagnose import is_of_quota
 from orca_operator.dropped_fields import check_kept
 from orca_operator.manifests.access import admin_secret
 from orca_operator.manifests.context import Context, Owner
 from orca_operator.observe import Object, Observed, is_ending, name_of, owner_uid, version
 from orca_operator.pod_deletions import Deleted, PodDeletions
+from orca_operator.refusals import refused
 from orca_operator.repairs import Repairs
 from orca_operator.validation import InvalidSpecError, RejectedError
 
@@ -47,21 +45,14 @@ NO_DRY_RUN = "does not support dry run"
 
 logger = logging.getLogger(__name__)
 
-REFUSED = (400, 403, 409, 422)
-"""HTTP statuses of a rejected request: a retry is useless."""
-NOT_IN_SCHEMA = "failed to create typed patch object"
-"""In the answer (500, kubernetes/kubernetes#139253) to a field of an unknown name or a wrong type."""
-LACKS_RIGHT = 'is forbidden: User "'
-"""Part of the answer of Kubernetes' authorization (403)."""
-
 
 @dataclass(slots=True)
 class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which StatefulSets were not
-    scaled, and which objects another client keeps changing.
+    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which objects were not scaled
+    or not deleted, and which objects another client keeps changing.
     """
 
     writes: int = 0
@@ -130,7 +121,7 @@ class Executor:
         token = self._token or secrets.token_urlsafe(32)
         manifest = admin_secret(context, token)
         if secret is None:
-            self._cluster.create(manifest)
+            self._create_secret(manifest)
         else:  # somebody removed its token: neither a master nor the operator can use it
             self.write_secret(manifest)
         self._token = token
@@ -162,8 +153,16 @@ class Executor:
         try:
             self._cluster.apply(manifest)
         except ClusterError as error:
-            raise _refused("Secret", metadata["name"], error) from error
+            raise refused("Secret", metadata["name"], error) from error
         logger.info("%s: wrote Secret %s", metadata["namespace"], metadata["name"])
+
+    def _create_secret(self, manifest: dict[str, Any]) -> None:
+        try:
+            self._cluster.create(manifest)
+        except ClusterError as error:
+            if error.status == HTTPStatus.CONFLICT:  # created meanwhile: the next pass reads the Secret
+                raise
+            raise refused("Secret", manifest["metadata"]["name"], error) from error
 
     def _check(self, manifest: dict[str, Any], owner: Owner, observed: Observed) -> None:
         """Have the API server validate an object; an object that it has accepted before is not sent again.
@@ -183,7 +182,7 @@ class Executor:
             return
         except ClusterError as error:
             if not (error.status == HTTPStatus.BAD_REQUEST and NO_DRY_RUN in str(error)):
-                raise _refused(kind, name, error) from error
+                raise refused(kind, name, error) from error
         self._accepted[(kind, name)] = content
 
     def _scale(self, child: Object, replicas: int, namespace: str, outcome: Outcome) -> None:
@@ -218,7 +217,7 @@ class Executor:
             outcome.skipped.append(str(error))
             return
         except ClusterError as error:
-            raise _refused(kind, name, error) from error
+            raise refused(kind, name, error) from error
         if live is None or version(written) != version(live):
             outcome.writes += 1
             logger.info("%s/%s: wrote %s %s", owner.namespace, owner.name, kind, name)
@@ -232,10 +231,8 @@ class Executor:
         """Apply the autoscaler; the next pass tries a rejected one again. Serving does not depend on it."""
         try:
             self._apply(manifest, owner, observed, outcome)
-        except RejectedError as error:
+        except (RejectedError, ClusterError) as error:  # also an admission webhook that does not answer
             outcome.autoscaler_refusal = str(error)
-        except ClusterError as error:  # also an admission webhook that does not answer
-            outcome.autoscaler_refusal = f"{manifest['kind']} {manifest['metadata']['name']}: {error}"
 
     def _claim(self, live: Object, owner: Owner) -> bool:
         """Return whether an object may be written; delete an object of an earlier OrcaDeployment of the same name.
@@ -249,10 +246,16 @@ class Executor:
         return False
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
-        self._cluster.delete(child["kind"], namespace, name_of(child), child["metadata"]["uid"])
-        self._written.pop((child["kind"], name_of(child)), None)
+        """Delete an object; a failure does not end the pass."""
+        kind, name = child["kind"], name_of(child)
+        try:
+            self._cluster.delete(kind, namespace, name, child["metadata"]["uid"])
+        except ClusterError as error:
+            outcome.failures.append(f"{kind} {name} is not deleted: {error}")
+            return
+        self._written.pop((kind, name), None)
         outcome.writes += 1
-        logger.info("%s: deleted %s %s", namespace, child["kind"], name_of(child))
+        logger.info("%s: deleted %s %s", namespace, kind, name)
 
 
 def _is_own(live: Object, owner: Owner) -> bool:
@@ -268,18 +271,6 @@ def _is_own(live: Object, owner: Owner) -> bool:
             f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
         )
     return False
-
-
-def _refused(kind: str, name: str, error: ClusterError) -> Exception:
-    """Return the error of a rejected request; an error that a retry can mend stays a ClusterError."""
-    if error.status not in REFUSED and NOT_IN_SCHEMA not in str(error):
-        return error
-    words = f"{kind} {name}: {error}"
-    if error.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT in words:
-        return RejectedError(Reason.OPERATOR_FORBIDDEN, words)
-    if error.status == HTTPStatus.FORBIDDEN and is_of_quota(words):
-        return RejectedError(Reason.QUOTA_EXCEEDED, words)
-    return InvalidSpecError(words)  # 403 is also the answer of admission webhooks
 
 
 def _content(secret: Object) -> dict[str, bytes]:

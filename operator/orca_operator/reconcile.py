@@ -13,31 +13,26 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from orca_contract.reasons import Reason
 
 from orca_operator import names
-from orca_operator.api import Spec
 from orca_operator.certificate_keeper import CertificateKeeper
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation, find_condition
-from orca_operator.diagnose import Diagnosis
 from orca_operator.execute import Executor
-from orca_operator.manifests.context import Context, Images, Owner
+from orca_operator.manifests.context import Images, Owner
 from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
-from orca_operator.observe import Object, Observed
-from orca_operator.plan import plan
-from orca_operator.recovery import recover, stored_recovery
-from orca_operator.revision import certificate_source, spec_revision
+from orca_operator.observe import Object
 from orca_operator.status import make_status
 from orca_operator.status_writer import StatusWriter
+from orca_operator.steps import Parts, Steps
 from orca_operator.store import WATCHED, Key, Store
 from orca_operator.turns import Turns
-from orca_operator.validation import RejectedError, parse
 from orca_operator.viewer import Viewer
 
 logger = logging.getLogger(__name__)
@@ -61,25 +56,13 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Objects that the passes over one OrcaDeployment (one uid) use."""
-
-    uid: str
-    executor: Executor
-    keeper: CertificateKeeper
-    masters: Masters
-    viewer: Viewer
-    status: StatusWriter
-
-
 @dataclass(slots=True)
 class _Deployment:
     """State between the passes over the OrcaDeployment of one name: only caches, which a restart may lose."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    parts: _Parts | None = None
+    parts: Parts | None = None
     listed_at: float = float("-inf")
     due_since: float | None = None
     """Since when a pass is due or runs, None between the passes."""
@@ -152,14 +135,14 @@ class Reconciler:
             self._deployments[key] = _Deployment()
         return self._deployments[key]
 
-    def _parts(self, deployment: _Deployment, owner: Owner) -> _Parts:
+    def _parts(self, deployment: _Deployment, owner: Owner) -> Parts:
         if deployment.parts is None or deployment.parts.uid != owner.uid:
             deployment.stop_alarm()
             executor = Executor(self._cluster)
             keeper = CertificateKeeper(executor, owner, self._propagation)
             masters = Masters(self._masters, executor, keeper, deployment.wake.set)
             viewer, status = Viewer(self._cluster), StatusWriter(self._cluster)
-            deployment.parts = _Parts(owner.uid, executor, keeper, masters, viewer, status)
+            deployment.parts = Parts(owner.uid, executor, keeper, masters, viewer, status)
         return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
@@ -206,53 +189,27 @@ class Reconciler:
         if resource is None:
             return False
         metadata = resource["metadata"]
-        parts = self._parts(deployment, owner := Owner(name, namespace, metadata["uid"]))
-        keeper, masters = parts.keeper, parts.masters
+        parts = self._parts(deployment, Owner(name, namespace, metadata["uid"]))
         if metadata.get("deletionTimestamp"):
             return True
         previous: Mapping[str, object] = resource.get("status") or {}
-        children, now = self.store.children(key), self._clock()
-        spec: Spec | None = None
-        context: Context | None = None
-        problem: Diagnosis | None = None
-        source = refusal = ""
-        changes, failures = 0, list[str]()
-        recovery = stored_recovery(previous)
-        stopped = recovery.given_up
-        request = (metadata.get("annotations") or {}).get(names.ROTATE_ANNOTATION, "")
-        try:
-            spec = parse(name, resource.get("spec") or {})
-            revision = spec_revision(spec, Observed(children).revisions())
-            context = Context(name, namespace, metadata["uid"], spec, revision, self._images)
-            source = certificate_source(context, Observed(children))
-            await self._certify(keeper, children, source, request, now)
-            view = await parts.viewer.view(await masters.observe(owner, children, context, stopped), namespace, now)
-            serving = str(previous.get("currentRevision", ""))
-            recovery = recover(context, view, previous)
-            actions = plan(context, view, not keeper.problems.get(source), serving, recovery)
-            outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
-            view = replace(view, observed=await masters.send(outcome.puts, view.observed, context))
-            refusal, failures = outcome.autoscaler_refusal, outcome.failures
-            await asyncio.to_thread(parts.status.announce_skipped, resource, outcome.skipped)
-            changes = outcome.writes + len(outcome.puts)
-        except RejectedError as error:
-            problem = Diagnosis(error.reason, str(error))
-            await self._certify(keeper, children, source, request, now)
-            view = await parts.viewer.view(await masters.observe(owner, children, None, stopped), namespace, now)
+        result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
+        assert result.view is not None, "Steps.run raises an error instead"
+        masters = parts.masters
         situation = Situation(
             name,
             namespace,
             int(metadata["generation"]),
-            spec,
-            context.revision if context else None,
-            view,
-            problem,
+            result.spec,
+            result.context.revision if result.context else None,
+            result.view,
+            result.problem,
             parts.status.skipped,
-            [*dict.fromkeys((*masters.not_applied, *masters.not_woken, *failures))],
-            source,
-            keeper.problems,
-            refusal,
-            recovery,
+            [*dict.fromkeys((*masters.not_applied, *masters.not_woken, *result.failures))],
+            result.source,
+            parts.keeper.problems,
+            result.autoscaler_refusal,
+            result.recovery,
         )
         status = make_status(situation, previous)
         reason = str(find_condition(status, "Ready")["reason"])
@@ -262,8 +219,10 @@ class Reconciler:
             self.store.drop_deployment(key)
         elif written is not resource:
             self.store.update_deployment(written, deleted=False)
-        is_over = reason in RESTING and len(view.observed.revisions()) <= 1
-        deployment.rests = is_over and not changes and written is resource
+        if result.error is not None:
+            raise result.error
+        is_over = reason in RESTING and len(result.view.observed.revisions()) <= 1
+        deployment.rests = is_over and not result.changes and written is resource
         return True
 
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
@@ -286,11 +245,3 @@ class Reconciler:
             with contextlib.suppress(KindNotServedError):
                 children += self._cluster.children(kind, *key)
         return children
-
-    @staticmethod
-    async def _certify(
-        keeper: CertificateKeeper, children: tuple[Object, ...], source: str, request: str, now: datetime
-    ) -> None:
-        """Check and renew the certificates of the desired revision and of running revisions."""
-        sources = {source, *Observed(children).certificate_secrets().values()} - {""}
-        await asyncio.to_thread(keeper.refresh, sources, request, now)

@@ -19,7 +19,7 @@ import grpc.aio
 from orca_protos.command_line import OneLineParser, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.heartbeat import beat
-from orca_protos.listening import listen
+from orca_protos.listening import ALL_ADDRESSES, listen
 from orca_protos.log_lines import add_log_options, configure_logging
 from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
 from orca_protos.wire import SERVER_OPTIONS
@@ -72,7 +72,7 @@ async def run(
             from orca_worker.probes import create_probes
 
             try:
-                listener = listen("0.0.0.0", probe_port)
+                listener = listen(ALL_ADDRESSES, probe_port)
             except OSError as error:
                 print(f"orca worker: error: --probe-port {probe_port}: {error.strerror}", file=sys.stderr)
                 await controller.close()

@@ -129,7 +129,7 @@ def options(context: Context, kept: Kept | None = None) -> dict[str, Any]:
 def _options(context: Context) -> dict[str, Any]:
     spec = context.spec
     values: dict[str, Any] = {
-        "host": "0.0.0.0",
+        "host": "::",
         "port": names.API_PORT,
         "probe-port": names.PROBE_PORT,
         "admin-port": names.ADMIN_PORT,
