@@ -56,6 +56,12 @@ async def run(
         )
 
 
+def _liveness_host() -> str:
+    """Return the address that the kubelet probes, IPv4 or IPv6; all IPv4 addresses outside of a pod."""
+    address = os.environ.get("POD_IP", "0.0.0.0")
+    return f"[{address}]" if ":" in address else address
+
+
 def main(argv: list[str]) -> int:
     """Run `orca operator`; return exit code 0 after a signal, 1 if no cluster is configured."""
     parser = OneLineParser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
@@ -70,10 +76,6 @@ def main(argv: list[str]) -> int:
         help="wait between the steps of a CA rotation, until every pod has the changed Secret (300)",
     )  # fmt: skip
     parser.add_argument("--liveness-port", type=port, help="port for /healthz (none)")
-    parser.add_argument(
-        "--liveness-host", default="0.0.0.0", metavar="ADDRESS",
-        help="address of the port for /healthz, for example that of the pod (0.0.0.0)",
-    )  # fmt: skip
     parser.add_argument("--metrics-port", type=port, help="port for /metrics (none)")
     arguments = parser.parse_args(argv)
     if arguments.all_namespaces and arguments.namespace:
@@ -86,8 +88,7 @@ def main(argv: list[str]) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     liveness = None
     if arguments.liveness_port is not None:
-        host = f"[{arguments.liveness_host}]" if ":" in arguments.liveness_host else arguments.liveness_host
-        liveness = f"http://{host}:{arguments.liveness_port}/healthz"
+        liveness = f"http://{_liveness_host()}:{arguments.liveness_port}/healthz"
     propagation = arguments.certificate_propagation
     images = Images(arguments.master_image, arguments.worker_image)
     try:

@@ -112,12 +112,11 @@ class Rollout:
 def make_conditions(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return all conditions; `previous` is the whole previous status."""
     now = situation.view.now
-    verdict = _verdict(situation, rollout)
-    states = _states(situation, verdict, rollout, previous, now)
+    states = _states(situation, _verdict(situation, rollout), rollout, previous, now)
     before = {kind: find_condition(previous, kind) for kind in CONDITIONS}
     if states["Progressing"][0] and _moves_on(situation, rollout, previous):
         before["Progressing"] = {}
-    return [_condition(kind, *states[kind], situation.generation, before[kind], now) for kind in CONDITIONS]
+    return [make_condition(kind, *states[kind], situation.generation, before[kind], now) for kind in CONDITIONS]
 
 
 def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
@@ -274,9 +273,10 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     return True, "Applied", "; ".join(notes)
 
 
-def _condition(
+def make_condition(
     kind: str, holds: bool, reason: str, message: str, generation: int, before: Mapping[str, Any], now: datetime
 ) -> dict[str, Any]:
+    """Return a condition of a status; `before`: the same condition of the previous status, {} without it."""
     status = "True" if holds else "False"
     kept = before.get("lastTransitionTime") if before.get("status") == status else None
     return {

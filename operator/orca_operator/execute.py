@@ -51,8 +51,8 @@ class Outcome:
     """Result of one pass.
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
-    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which objects were not scaled
-    or not deleted, and which objects another client keeps changing.
+    `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which StatefulSets were not
+    scaled, and which objects another client keeps changing.
     """
 
     writes: int = 0
@@ -246,13 +246,11 @@ class Executor:
         return False
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
-        """Delete an object; a failure does not end the pass."""
         kind, name = child["kind"], name_of(child)
         try:
             self._cluster.delete(kind, namespace, name, child["metadata"]["uid"])
         except ClusterError as error:
-            outcome.failures.append(f"{kind} {name} is not deleted: {error}")
-            return
+            raise ClusterError(error.status, f"{kind} {name} is not deleted: {error}") from error
         self._written.pop((kind, name), None)
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, kind, name)

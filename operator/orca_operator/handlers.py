@@ -43,7 +43,9 @@ def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def deployment(event: Any, body: Any, **_: Any) -> None:
-        reconciler.enqueue(reconciler.store.update_deployment(_plain(body), event["type"] == "DELETED"))
+        resource, deleted = _plain(body), event["type"] == "DELETED"
+        if deleted or not reconciler.store.has(resource):
+            reconciler.enqueue(reconciler.store.update_deployment(resource, deleted))
 
     for kind in WATCHED:
         _watch(registry, reconciler, kind)

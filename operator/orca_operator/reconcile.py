@@ -28,7 +28,7 @@ from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
 from orca_operator.observe import Object
-from orca_operator.status import make_status
+from orca_operator.status import make_status, with_failure
 from orca_operator.status_writer import StatusWriter
 from orca_operator.steps import Parts, Steps
 from orca_operator.store import WATCHED, Key, Store
@@ -66,6 +66,8 @@ class _Deployment:
     listed_at: float = float("-inf")
     due_since: float | None = None
     """Since when a pass is due or runs, None between the passes."""
+    has_failed: bool = False
+    """Whether the API server has failed the last pass."""
     rests: bool = False
     """Whether the last pass changed nothing, in one of the RESTING reasons."""
 
@@ -182,7 +184,21 @@ class Reconciler:
         await self._masters.forget(names.dns_name(names.MASTER, key[1], key[0]))
 
     async def _pass(self, key: Key, deployment: _Deployment) -> bool:
-        """Run one pass; return whether the OrcaDeployment still exists."""
+        """Run one pass; return whether the OrcaDeployment still exists. Raises ClusterError.
+
+        The status names the error of the second failed pass in a row, so that a single one does not change the status.
+        """
+        try:
+            exists = await self._reconcile(key, deployment)
+        except ClusterError as error:
+            if deployment.has_failed:
+                await self._name_failure(key, deployment, error)
+            deployment.has_failed = True
+            raise
+        deployment.has_failed = False
+        return exists
+
+    async def _reconcile(self, key: Key, deployment: _Deployment) -> bool:
         namespace, name = key
         deployment.rests = False
         resource = await self._read(key, deployment)
@@ -194,7 +210,6 @@ class Reconciler:
             return True
         previous: Mapping[str, object] = resource.get("status") or {}
         result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
-        assert result.view is not None, "Steps.run raises an error instead"
         masters = parts.masters
         situation = Situation(
             name,
@@ -219,11 +234,21 @@ class Reconciler:
             self.store.drop_deployment(key)
         elif written is not resource:
             self.store.update_deployment(written, deleted=False)
-        if result.error is not None:
-            raise result.error
         is_over = reason in RESTING and len(result.view.observed.revisions()) <= 1
         deployment.rests = is_over and not result.changes and written is resource
         return True
+
+    async def _name_failure(self, key: Key, deployment: _Deployment, failure: ClusterError) -> None:
+        """Set FullyApplied to False for a pass that the API server has failed, if it stores at least that."""
+        resource, parts = self.store.deployment(key), deployment.parts
+        if resource is None or parts is None:
+            return
+        previous: Mapping[str, object] = resource.get("status") or {}
+        status = with_failure(previous, str(failure), int(resource["metadata"]["generation"]), self._clock())
+        with contextlib.suppress(ClusterError):
+            written = await asyncio.to_thread(parts.status.write, resource, status, previous)
+            if written is not None and written is not resource:
+                self.store.update_deployment(written, deleted=False)
 
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
         """Return the OrcaDeployment, None if it does not exist. Lists its children if that is due."""

@@ -10,10 +10,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from orca_contract.reasons import Reason
 from orca_contract.state import FailureReport, PipelinePhase, StateReport
 
 from orca_operator import names
-from orca_operator.conditions import Rollout, Situation, make_conditions, rfc3339
+from orca_operator.conditions import (
+    Rollout,
+    Situation,
+    find_condition,
+    make_condition,
+    make_conditions,
+    rfc3339,
+)
+from orca_operator.diagnose import LONGEST_MESSAGE
 from orca_operator.observe import is_ready, label, ordinal, restarts
 from orca_operator.progress import count_ready
 from orca_operator.restart_budget import NO_RESTARTS
@@ -60,6 +69,19 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     status["conditions"] = make_conditions(situation, rollout, previous)
     compact: dict[str, Any] = _without_empty(status)
     return compact
+
+
+def with_failure(previous: Mapping[str, Any], failure: str, generation: int, now: datetime) -> dict[str, Any]:
+    """Return the status after a pass that the API server has failed: the previous one with FullyApplied False.
+
+    A new OrcaDeployment gets `Ready` beside it.
+    """
+    kept = [entry for entry in previous.get("conditions") or [] if entry["type"] != "FullyApplied"]
+    message, before = failure[:LONGEST_MESSAGE], find_condition(previous, "FullyApplied")
+    if not kept:
+        kept = [make_condition("Ready", False, Reason.LOADING_WEIGHTS.value, message, generation, {}, now)]
+    applied = make_condition("FullyApplied", False, "NotApplied", message, generation, before, now)
+    return {**previous, "conditions": [*kept, applied]}
 
 
 def merge_patch(status: Mapping[str, Any], previous: Mapping[str, Any]) -> dict[str, Any]:

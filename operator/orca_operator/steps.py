@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.certificate_keeper import CertificateKeeper
-from orca_operator.cluster import ClusterError
 from orca_operator.diagnose import Diagnosis, View
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Context, Images, Owner
@@ -35,24 +36,23 @@ class Parts:
     status: StatusWriter
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Result:
-    """What the steps have seen and done: `view` is None until the view is made.
+    """What a pass has seen and done, for the status. `spec` and `context` are None if the spec is invalid.
 
-    `problem`: why the spec is not carried out; `source`: see `Situation.certificates`; `changes`: numbers of writes
-    and of calls to masters; `failures`: what was tried without success; `error`: why the steps ended early.
+    `problem`: why the spec is not carried out; `source`: see `Situation.certificates`; `changes`: number of writes and
+    of calls to masters; `failures`: what was tried without success.
     """
 
+    view: View
     recovery: Recovery
-    spec: Spec | None = None
-    context: Context | None = None
-    view: View | None = None
+    spec: Spec | None
+    context: Context | None
+    source: str
     problem: Diagnosis | None = None
-    source: str = ""
     autoscaler_refusal: str = ""
     changes: int = 0
-    failures: list[str] = field(default_factory=list)
-    error: ClusterError | None = None
+    failures: Sequence[str] = ()
 
 
 class Steps:
@@ -69,54 +69,54 @@ class Steps:
         self._now = now
         self._previous = resource.get("status") or {}
         self._owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
+        self._recovery = stored_recovery(self._previous)
+        self._stopped = self._recovery.given_up
+        self._spec: Spec | None = None
+        self._context: Context | None = None
+        self._source = ""
 
     async def run(self) -> Result:
-        """Bring the children nearer to the spec.
-
-        A call that the API server fails is returned as `error`, so that the status can name the call, if the view was
-        made before, or if there is no master that the view would need. Raises ClusterError for other failed calls.
-        """
-        result = Result(stored_recovery(self._previous))
+        """Bring the children nearer to the spec; raise ClusterError if the API server fails a call."""
         try:
-            await self._carry_out(result)
+            return await self._carry_out()
         except RejectedError as error:
-            result.problem = Diagnosis(error.reason, str(error))
-            await self._certify(result.source)
-            result.view = await self._view(await self._observe(None, result.recovery.given_up))
-        except ClusterError as error:
-            if result.view is None:
-                if Observed(self._children).revisions():
-                    raise
-                result.view = await self._view(Observed(self._children))
-            result.error, result.failures = error, [str(error)]
-        return result
+            await self._certify()
+            view = await self._view(await self._observe(None))
+            return self._result(view, problem=Diagnosis(error.reason, str(error)))
 
-    async def _carry_out(self, result: Result) -> None:
-        """Run the steps, and note in `result` what each of them returns. Raises RejectedError and ClusterError."""
+    async def _carry_out(self) -> Result:
+        """Run the steps; raise RejectedError and ClusterError."""
         parts, owner, known = self._parts, self._owner, Observed(self._children)
-        spec = result.spec = parse(owner.name, self._resource.get("spec") or {})
+        spec = self._spec = parse(owner.name, self._resource.get("spec") or {})
         revision = spec_revision(spec, known.revisions())
-        context = result.context = Context(owner.name, owner.namespace, owner.uid, spec, revision, self._images)
-        source = result.source = certificate_source(context, known)
-        await self._certify(source)
-        view = result.view = await self._view(await self._observe(context, result.recovery.given_up))
-        recovery = result.recovery = recover(context, view, self._previous)
+        context = self._context = Context(owner.name, owner.namespace, owner.uid, spec, revision, self._images)
+        self._source = certificate_source(context, known)
+        await self._certify()
+        view = await self._view(await self._observe(context))
+        self._recovery = recover(context, view, self._previous)
         serving = str(self._previous.get("currentRevision", ""))
-        actions = plan(context, view, not parts.keeper.problems.get(source), serving, recovery)
+        actions = plan(context, view, not parts.keeper.problems.get(self._source), serving, self._recovery)
         outcome = await asyncio.to_thread(parts.executor.run, actions, context, view.observed)
-        result.view = replace(view, observed=await parts.masters.send(outcome.puts, view.observed, context))
-        result.autoscaler_refusal, result.failures = outcome.autoscaler_refusal, outcome.failures
+        view = replace(view, observed=await parts.masters.send(outcome.puts, view.observed, context))
         await asyncio.to_thread(parts.status.announce_skipped, self._resource, outcome.skipped)
-        result.changes = outcome.writes + len(outcome.puts)
+        return self._result(
+            view,
+            autoscaler_refusal=outcome.autoscaler_refusal,
+            changes=outcome.writes + len(outcome.puts),
+            failures=outcome.failures,
+        )
 
-    async def _certify(self, source: str) -> None:
+    def _result(self, view: View, **further: Any) -> Result:
+        return Result(view, self._recovery, self._spec, self._context, self._source, **further)
+
+    async def _certify(self) -> None:
         """Check and renew the certificates of the desired revision and of running revisions."""
         request = str((self._resource["metadata"].get("annotations") or {}).get(names.ROTATE_ANNOTATION, ""))
-        sources = {source, *Observed(self._children).certificate_secrets().values()} - {""}
+        sources = {self._source, *Observed(self._children).certificate_secrets().values()} - {""}
         await asyncio.to_thread(self._parts.keeper.refresh, sources, request, self._now)
 
-    async def _observe(self, context: Context | None, stopped: str) -> Observed:
-        return await self._parts.masters.observe(self._owner, self._children, context, stopped)
+    async def _observe(self, context: Context | None) -> Observed:
+        return await self._parts.masters.observe(self._owner, self._children, context, self._stopped)
 
     async def _view(self, observed: Observed) -> View:
         return await self._parts.viewer.view(observed, self._owner.namespace, self._now)

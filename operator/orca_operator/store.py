@@ -49,6 +49,12 @@ class Store:
                 self._deployments[key] = _without_owners(body)
         return key
 
+    def has(self, body: Object) -> bool:
+        """Whether this very version of an OrcaDeployment is known, for example from the response to a write."""
+        metadata = body["metadata"]
+        known = self._deployments.get((metadata["namespace"], metadata["name"]))
+        return known is not None and _is_same(body, known) and _age(known) == _age(body) > 0
+
     def deployment(self, key: Key) -> Object | None:
         """Return an OrcaDeployment, None if it has to be read from the API server."""
         return self._deployments.get(key)

@@ -41,3 +41,25 @@ def test_a_port_in_use_ends_the_operator_with_one_line(monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("orca operator: error: ")
     assert str(port) in line
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        (None, "http://0.0.0.0:8080/healthz"),
+        ("10.0.0.7", "http://10.0.0.7:8080/healthz"),
+        ("fd00::7", "http://[fd00::7]:8080/healthz"),
+    ],
+)
+def test_the_probe_listens_at_the_address_of_the_pod(address, url, monkeypatch):
+    used = []
+
+    async def run(_namespaces, _images, liveness, _metrics_port, _propagation):
+        used.append(liveness)
+
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.delenv("POD_IP", raising=False)
+    if address is not None:
+        monkeypatch.setenv("POD_IP", address)
+    assert main(["--liveness-port", "8080"]) == 0
+    assert used == [url]

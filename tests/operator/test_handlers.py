@@ -198,6 +198,18 @@ def test_the_liveness_probe_fails_while_a_pass_hangs(api):
     assert statuses == [500, 200]
 
 
+def test_the_event_of_a_known_version_requests_no_pass():
+    """The operator's own write of the status returns the version of which an event comes."""
+    queue = Queue()
+    handler = make_registry(queue)._watching._handlers[0].fn  # type: ignore[arg-type]
+    body = {"kind": KIND, "metadata": {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "5"}}
+    queue.store.update_deployment(body, deleted=False)
+    for kind, version in (("MODIFIED", "5"), ("MODIFIED", "6"), (None, "6"), ("DELETED", "6")):
+        metadata = {**body["metadata"], "resourceVersion": version}
+        asyncio.run(handler(event={"type": kind}, body={**body, "metadata": metadata}))
+    assert queue.keys == [("default", "demo")] * 2, "the newer version and the deletion"
+
+
 def test_the_probe_names_the_deployment_whose_pass_hangs():
     queue = Queue()
     (probe,) = make_registry(queue)._activities.get_handlers(activity=Activity.PROBE)  # type: ignore[arg-type]

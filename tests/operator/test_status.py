@@ -10,9 +10,9 @@ from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
 from orca_operator import conditions, names
 from orca_operator.conditions import CONDITIONS, Situation, find_condition
-from orca_operator.diagnose import Diagnosis
+from orca_operator.diagnose import LONGEST_MESSAGE, Diagnosis
 from orca_operator.observe import Observed
-from orca_operator.status import make_status, merge_patch
+from orca_operator.status import make_status, merge_patch, with_failure
 from support.orcadeployments import MINIMAL, context, everything, merged, pod, report, view
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -261,3 +261,25 @@ def test_a_master_of_an_older_version_gets_timeouts_and_admission_at_its_next_st
         found = status(demo, replace(everything(demo), reports={demo.revision: master}))
         applied = find_condition(found, "FullyApplied")
         assert (applied["status"], "recoveryPolicy" in applied["message"]) == ("True", says_so)
+
+
+def test_a_failed_pass_changes_one_condition():
+    demo = context()
+    before = status(demo, everything(demo))
+    found = with_failure(before, "StatefulSet a: failed calling webhook", 2, NOW + timedelta(seconds=5))
+    changed = [condition for condition in found["conditions"] if condition not in before["conditions"]]
+    assert [(each["type"], each["status"], each["message"]) for each in changed] == [
+        ("FullyApplied", "False", "StatefulSet a: failed calling webhook")
+    ]
+    assert changed[0]["observedGeneration"] == 2
+    assert {**found, "conditions": []} == {**before, "conditions": []}
+    assert with_failure(found, changed[0]["message"], 2, NOW + timedelta(hours=1)) == found
+    assert reason(status(demo, everything(demo), found), "FullyApplied") == ("True", "Applied")
+
+
+def test_a_new_deployment_whose_first_passes_fail_is_not_ready():
+    found = with_failure({}, "x" * 5000, 1, NOW)
+    assert reason(found) == ("False", "LoadingWeights")
+    assert len(find_condition(found, "Ready")["message"]) == LONGEST_MESSAGE
+    demo = context()
+    assert status(demo, everything(demo), found)["conditions"] == status(demo, everything(demo))["conditions"]

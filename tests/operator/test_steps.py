@@ -44,42 +44,35 @@ def resource(api: Api) -> dict[str, Any]:
     return api.resource
 
 
-def test_a_failed_write_is_named_beside_what_was_seen():
+def test_the_result_has_what_was_seen_and_the_number_of_changes():
     api = Api(merged(MINIMAL, tls={"mode": "off"}))
-    api.refusals = {"apply StatefulSet": (500, "failed calling webhook")}
     result = result_of(api)
-    assert result.error is not None
-    assert result.error.status == 500
-    assert result.failures == [str(result.error)]
-    assert "StatefulSet demo-" in result.failures[0]
-    assert "failed calling webhook" in result.failures[0]
-    assert result.view is not None
+    assert result.spec is not None
     assert result.context is not None
     assert result.problem is None
-
-
-def test_a_new_deployment_whose_secret_cannot_be_written_has_a_status():
-    api = Api(MINIMAL)
-    api.refusals = {"apply Secret": (500, "failed calling webhook")}
-    result = result_of(api)
-    assert result.failures == ["Secret demo-tls-ca: failed calling webhook"]
-    assert result.view is not None
-    assert not result.view.observed.children
-
-
-def test_without_the_masters_reports_there_is_no_status():
-    """A status that was made without asking the masters would say that no pipeline serves."""
-    api = Api(merged(MINIMAL, tls={"mode": "off"}))
-    assert result_of(api).error is None
-    api.refusals = {"get Secret": (503, "etcd is down")}
-    with pytest.raises(ClusterError, match="etcd is down"):
-        result_of(api)
-
-
-def test_without_an_error_the_changes_are_counted():
-    api = Api(merged(MINIMAL, tls={"mode": "off"}))
-    result = result_of(api)
-    assert result.error is None
-    assert result.failures == []
     assert result.changes > 0
     assert result_of(api).changes == 0
+
+
+def test_a_rejected_object_is_the_problem_of_a_spec_that_was_read():
+    api = Api(merged(MINIMAL, tls={"mode": "off"}))
+    api.refusals = {"apply StatefulSet": (422, "no such class")}
+    result = result_of(api)
+    assert result.problem is not None
+    assert result.problem.message.endswith("no such class")
+    assert result.context is not None
+    assert (result.changes, result.failures) == (0, ())
+
+
+def test_a_spec_that_breaks_a_rule_has_no_context():
+    result = result_of(Api(merged(MINIMAL, replicas=-1)))
+    assert result.problem is not None
+    assert "replicas" in result.problem.message
+    assert (result.spec, result.context, result.source) == (None, None, "")
+
+
+def test_a_failed_call_names_its_object():
+    api = Api(merged(MINIMAL, tls={"mode": "off"}))
+    api.refusals = {"apply StatefulSet": (500, "failed calling webhook")}
+    with pytest.raises(ClusterError, match=r"^StatefulSet demo-[0-9a-f]+-p0: failed calling webhook$"):
+        result_of(api)

@@ -120,3 +120,14 @@ def test_after_the_deletion_of_a_child_the_deployment_is_read_again():
     assert store.deployment(KEY) is not None
     store.update("Pod", body("a", 2), deleted=True)
     assert store.deployment(KEY) is None
+
+
+def test_a_version_that_a_write_returned_is_known_when_its_event_comes():
+    store = Store()
+    assert not store.has(body("demo", 5))
+    store.update_deployment(body("demo", 5), deleted=False)
+    assert store.has(body("demo", 5))
+    assert not store.has(body("demo", 6))
+    assert not store.has(body("demo", 5, uid="another"))
+    store.drop_deployment(KEY)
+    assert not store.has(body("demo", 5))

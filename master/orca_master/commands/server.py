@@ -243,10 +243,10 @@ def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports, confi
             logger.info("--batch-directory: %d batches are continued", endpoint.batches.num_unfinished)
         endpoint.batches.start()
     freeze_and_bound()
-    address = ports.api[0].getsockname()
+    host, port = ports.api[0].getsockname()[:2]
     for line in start_report(engine.engine.snapshot, config.speculative_tokens):
         logger.info("%s", line)
-    logger.info("ready: %s on http://%s:%d", endpoint.model_name, *address[:2])
+    logger.info("ready: %s on http://%s:%d", endpoint.model_name, f"[{host}]" if ":" in host else host, port)
     if ports.parent is not None:
         ports.parent.note_ready()
 

@@ -60,7 +60,7 @@ def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any
         "name": names.WORKER,
         "image": settings.image or context.images.worker,
         "args": [
-            "worker", "--listen", f"[::]:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
+            "worker", "--listen", f"0.0.0.0:{names.WORKER_PORT}", "--probe-port", str(names.PROBE_PORT),
             # A worker gets SIGTERM at the same time as its master, and must outlive the master's drain.
             "--drain-timeout", str(spec.drain_timeout_seconds + MASTER_END_SECONDS),
             *tls.options,
