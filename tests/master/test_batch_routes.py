@@ -126,6 +126,30 @@ def test_lists_are_pages(server):
     play(server(), scene)
 
 
+@pytest.mark.parametrize("metadata", [{"a": "\ud800"}, {"\udfff": "a"}])
+def test_metadata_that_no_answer_can_have_is_refused(server, metadata):
+    made = server()
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        body = {
+            "input_file_id": await upload(client, line("a")),
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+            "metadata": metadata,
+        }
+        with pytest.raises(openai.BadRequestError, match=r"metadata: .*a lone surrogate") as refused:
+            await client.post(
+                "/batches",
+                content=json.dumps(body).encode(),
+                cast_to=httpx.Response,
+                options={"headers": {"content-type": "application/json"}},
+            )
+        assert refused.value.param == "metadata"
+        assert (await client.batches.list()).data == []
+
+    play(made, scene)
+
+
 @pytest.mark.parametrize(
     ("limits", "text", "message"),
     [

@@ -225,6 +225,7 @@ def test_a_client_bounds_its_request(tmp_path, text, status):
             answer = await client.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 5}, headers=headers)
         assert answer.status_code == status
         error = answer.json()["error"]
+        assert answer.headers.get("x-should-retry") == ("false" if status == 408 else None)
         assert status == 408 or (error["param"] == "X-Request-Deadline" and repr(text) in error["message"])
 
     asyncio.run(run())

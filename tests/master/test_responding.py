@@ -68,3 +68,14 @@ def test_chunks_that_differ_in_their_text_only_are_built_once(tmp_path):
         for piece in PIECES:
             chunks.of(piece)
         assert len(built) == 4, "the first of each of two choices, and the last"
+
+
+def test_the_beginning_of_a_stream_has_the_tokens_of_the_prompt_of_each_choice(tmp_path):
+    codec = TextCodec(tmp_path)
+    choices = [Choice(index, None, codec.decoder([], False, False), 0) for index in range(2)]
+    generation = Generation("text", 5, [[1, 7]], choices, 2, 9)
+    for style in formats(tmp_path, return_token_ids=True):
+        opening = [choice.prompt_token_ids for chunk in style.opening(generation) for choice in chunk.choices]
+        assert set(map(tuple, opening)) == {(1, 7)}
+    _, chat = formats(tmp_path)
+    assert {choice.prompt_token_ids for chunk in chat.opening(generation) for choice in chunk.choices} == {None}

@@ -123,6 +123,20 @@ def test_log_probabilities_are_those_of_the_text():
     assert done["logprobs"] == [LOGPROB] * 3
 
 
+def test_log_probabilities_of_markers_and_of_space_before_a_text_are_left_out():
+    def of(token: str) -> Any:
+        return {**LOGPROB, "token": token}
+
+    output = ResponseOutput("resp_1", lambda index: "")
+    output.feed(reasoning("r"), [of("r")])
+    for token in ("</think>", "\n\n"):
+        assert output.feed(text(""), [of(token)]) == []
+    events = output.feed(text("Hi"), [of("Hi")])
+    assert events[-1]["logprobs"] == [of("Hi")]
+    assert output.feed(text(""), [of(" th")]) == [], "it may begin a stop string"
+    assert output.feed(text(" there"), [of("ere")])[-1]["logprobs"] == [of(" th"), of("ere")]
+
+
 def test_a_piece_that_ends_a_call_and_begins_a_text_completes_the_call_first():
     both = Parts("", ". ", [CallDelta(0, None, "}"), CallDelta(1, "now", "{}")])
     output, _ = play(call(0, "add", '{"x": 1'), both)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from orca_master.bodies.body import Body, Name
 from orca_master.bodies.response_requests import Metadata
+
+
+def _check_characters(metadata: Metadata) -> Metadata:
+    """Raise ValueError for a lone surrogate, which neither the answers nor the stored batch can have."""
+    try:
+        "".join((*metadata, *metadata.values())).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a name or a value has a lone surrogate") from error
+    return metadata
 
 
 class BatchRequest(Body):
@@ -14,4 +25,4 @@ class BatchRequest(Body):
     input_file_id: Name
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Literal["24h"]
-    metadata: Metadata = {}
+    metadata: Annotated[Metadata, AfterValidator(_check_characters)] = {}

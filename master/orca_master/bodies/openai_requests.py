@@ -117,6 +117,11 @@ class GenerationRequest(Body):
         return grammar_of(self.response_format, self.structured_outputs)
 
     @property
+    def continues_text(self) -> bool:
+        """True if the answer continues the text of the prompt, False if it is a message of its own."""
+        return True
+
+    @property
     def num_choices(self) -> int:
         """Number of choices that are generated for each prompt; the response has the best `n` of them."""
         return self.best_of or self.n
@@ -239,6 +244,11 @@ class ChatCompletionRequest(GenerationRequest):
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names:
             raise ValueError(f"tool_choice: tools has no function {self.tool_choice.function.name!r}")
         return self
+
+    @property
+    def continues_text(self) -> bool:
+        """See GenerationRequest."""
+        return self.continue_final_message
 
     @property
     def tool_names(self) -> set[str]:

@@ -135,7 +135,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.exception_handler(RequestTimeoutError)
     async def _timeout(_: Request, error: RequestTimeoutError) -> JSONResponse:
-        return error_response(408, str(error), code="request_timeout")
+        return _final(error_response(408, str(error), code="request_timeout"))
 
     @app.exception_handler(QueueFullError)
     async def _full(_: Request, error: QueueFullError) -> JSONResponse:
@@ -148,9 +148,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.exception_handler(EngineError)
     async def _failed(_: Request, error: EngineError) -> JSONResponse:
-        response = error_response(500, str(error), code="engine_error")
-        response.headers["X-Should-Retry"] = "false"  # OpenAI's clients repeat requests that end with 5xx
-        return response
+        return _final(error_response(500, str(error), code="engine_error"))
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:
@@ -161,6 +159,12 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
     @app.exception_handler(Exception)
     async def _unexpected(_: Request, error: Exception) -> JSONResponse:
         return error_response(500, f"internal error: {type(error).__name__}")
+
+
+def _final(response: JSONResponse) -> JSONResponse:
+    """Return the response with the header that keeps official clients from repeating the request after 408 or 5xx."""
+    response.headers["X-Should-Retry"] = "false"
+    return response
 
 
 def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:

@@ -47,8 +47,11 @@ class ChatFormat:
     def opening(self, generation: Generation) -> Iterator[ChatCompletion]:
         """Yield the role, once for each choice."""
         role = AssistantMessage(role="assistant", content="")
+        wants_ids = self._body.return_token_ids
         for choice in generation.choices:
-            yield self._chunk(generation, ChatChoice(index=choice.index, delta=role, finish_reason=None))
+            prompt = list(generation.prompt_of(choice.index)) if wants_ids else None
+            opening = ChatChoice(index=choice.index, delta=role, finish_reason=None, prompt_token_ids=prompt)
+            yield self._chunk(generation, opening)
 
     @property
     def only_text_varies(self) -> bool:

@@ -22,7 +22,7 @@ from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
 from orca_master.errors import EngineError, EngineUnavailableError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
-from orca_master.text.tokenizer import IncrementalDecoder
+from orca_master.text.detokenizer import IncrementalDecoder
 
 PIECE_BYTES = 256
 """Memory of a piece without its text, including its place among the unread pieces."""
@@ -203,7 +203,9 @@ def as_piece(choice: Choice, output: Output) -> Piece:
     """Convert an output of the engine; raise RequestError if the token has no text."""
     assert output.token is not None
     reason = output.finish_reason
-    text = choice.decoder.step(output.token, last=reason is not None)
+    # A grammar also ends an answer with the reason STOP, after a token of its text.
+    is_stop = reason is FinishReason.STOP and output.token in choice.submission.stop_token_ids
+    text = choice.decoder.step(output.token, last=reason is not None, is_stop=is_stop)
     stop_string = choice.decoder.stop_string
     if stop_string is not None:
         reason = FinishReason.STOP

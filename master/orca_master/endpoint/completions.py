@@ -18,6 +18,7 @@ from orca_master.endpoint.prompt_logprobs import PromptNumbers, TextOffsets, Tok
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
+from orca_master.text.detokenizer import NUM_BEFORE
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -111,7 +112,7 @@ class CompletionFormat:
             index=index,
             text=echo + "".join(piece.text for piece in kept),
             finish_reason=finish_reason if kept or finish_reason is None else "length",
-            logprobs=self._logprobs(index, kept) if wants_logprobs and kept else None,
+            logprobs=self._logprobs(generation, index, kept) if wants_logprobs and kept else None,
             token_ids=[piece.token for piece in kept] if wants_ids and pieces else None,
             prompt_token_ids=list(prompt) if wants_ids and opening else None,
         )
@@ -130,19 +131,19 @@ class CompletionFormat:
         self, generation: Generation, index: int, found: pb.PromptLogprobs
     ) -> Iterator[CompletionLogprobs]:
         """Yield the log probabilities of a choice's prompt, after whose text the offsets of its answer continue."""
-        self._answer_offsets(index, len(self._echo_of(generation, index)))
+        self._answer_offsets(generation, index, len(self._echo_of(generation, index)))
         numbers = PromptNumbers(generation.prompt_of(index), found, self._body.logprobs or 0, self._texts)
         yield from numbers.lists()
 
     def _all_lists(self, generation: Generation, index: int, pieces: list[Piece]) -> Iterator[CompletionLogprobs]:
         """Yield the log probabilities of a choice's prompt and answer."""
         yield from self._prompt_lists(generation, index, self._of_prompt)
-        yield self._logprobs(index, self._kept(pieces))
+        yield self._logprobs(generation, index, self._kept(pieces))
 
-    def _logprobs(self, index: int, pieces: list[Piece]) -> CompletionLogprobs:
+    def _logprobs(self, generation: Generation, index: int, pieces: list[Piece]) -> CompletionLogprobs:
         logprobs = CompletionLogprobs()
         if (offsets := self._offsets.get(index)) is None:
-            offsets = self._answer_offsets(index, 0)
+            offsets = self._answer_offsets(generation, index, 0)
         for piece in pieces:
             assert piece.logprobs is not None
             logprobs.tokens.append(self._texts.of(piece.token))
@@ -151,8 +152,9 @@ class CompletionFormat:
             logprobs.text_offset.append(offsets.next(piece.token))
         return logprobs
 
-    def _answer_offsets(self, index: int, start: int) -> TextOffsets:
-        self._offsets[index] = self._texts.offsets(start, self._body.skip_special_tokens)
+    def _answer_offsets(self, generation: Generation, index: int, start: int) -> TextOffsets:
+        before = generation.prompt_of(index)[-NUM_BEFORE:]
+        self._offsets[index] = self._texts.offsets(start, self._body.skip_special_tokens, before)
         return self._offsets[index]
 
 

@@ -218,6 +218,8 @@ class Generator:
                 body.include_stop_str_in_output,
                 body.skip_special_tokens,
                 self._answers.shown_tokens(body),
+                body.min_tokens,
+                tokens if body.continues_text else (),
             )
             choices.append(Choice(index, submission, decoder, first_of_prompt=index - choice))
         return Generation(request_id, created, shared, choices, body.n, max_tokens, deadline)

@@ -15,7 +15,8 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.endpoint.openai_answers import CompletionLogprobs
 from orca_master.errors import RequestError
-from orca_master.text.tokenizer import IncrementalDecoder, TextCodec
+from orca_master.text.detokenizer import IncrementalDecoder
+from orca_master.text.tokenizer import TextCodec
 
 SLICE_NUMBERS = 1024
 """Log probabilities that are converted at a time: a few milliseconds."""
@@ -63,9 +64,9 @@ class TokenTexts:
             self._special[token] = bool(self.of(token)) and not self._codec.decode([token], skip_special_tokens=True)
         return self._special[token]
 
-    def offsets(self, start: int, skip_special_tokens: bool) -> TextOffsets:
-        """Return the places of tokens in a text that begins at the character `start` of a response."""
-        return TextOffsets(self._codec, self, start, skip_special_tokens)
+    def offsets(self, start: int, skip_special_tokens: bool, before: Sequence[int] = ()) -> TextOffsets:
+        """Return the places of tokens, which follow those `before`, in a text that begins at `start` of a response."""
+        return TextOffsets(self._codec, self, start, skip_special_tokens, before)
 
     def by_text(self, tokens: Iterable[int], values: Iterable[float]) -> dict[str, float]:
         """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest."""
@@ -82,12 +83,14 @@ class TextOffsets:
     space before a token that comes first.
     """
 
-    def __init__(self, codec: TextCodec, texts: TokenTexts, start: int, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, codec: TextCodec, texts: TokenTexts, start: int, skip_special_tokens: bool, before: Sequence[int]
+    ) -> None:
         self._codec = codec
         self._texts = texts
         self._skips = skip_special_tokens
         self._offset = start
-        self._decoder = self._new_decoder()
+        self._decoder = self._new_decoder(before)
         self._held: list[int] = []
         """Tokens since the last complete character."""
 
@@ -106,8 +109,8 @@ class TextOffsets:
         self._offset += new
         return offset
 
-    def _new_decoder(self) -> IncrementalDecoder:
-        return self._codec.decoder([], include_stop=False, skip_special_tokens=self._skips)
+    def _new_decoder(self, before: Sequence[int] = ()) -> IncrementalDecoder:
+        return self._codec.decoder([], include_stop=False, skip_special_tokens=self._skips, before=before)
 
 
 class PromptNumbers:

@@ -6,6 +6,7 @@ that grows is the last one; the events about it come in OpenAI's documented orde
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ class ResponseOutput:
             self._begin_message(events)
         message = self.items[-1]
         assert message["type"] == "message"
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs, self._logprobs = _of_text(self._logprobs, text), []
         message["content"][0]["logprobs"] += logprobs
         self._texts.append(text)
         events.append(self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs))
@@ -152,3 +153,16 @@ class ResponseOutput:
 
     def _item_id(self, prefix: str) -> str:
         return f"{prefix}_{self._suffix}{len(self.items):04x}"
+
+
+def _of_text(logprobs: list[Logprob], text: str) -> list[Logprob]:
+    """Return the log probabilities without those of the tokens before `text`, such as the end of the reasoning.
+
+    All, if the texts of no tokens begin with `text`: a token may be a part of a character.
+    """
+    tokens = [entry["token"] for entry in logprobs]
+    joined = "".join(tokens)
+    for place, start in enumerate(itertools.accumulate(map(len, tokens), initial=0)):
+        if joined.startswith(text, start):
+            return logprobs[place:]
+    return logprobs

@@ -1,4 +1,4 @@
-"""The model's tokenizer, its stop tokens, and incremental detokenization.
+"""The model's tokenizer and its stop tokens.
 
 Uses the `tokenizers` library. A model directory without tokenizer.json (such as a checkpoint of random
 weights) serves prompts of token ids, and its responses contain token ids but no text.
@@ -6,9 +6,8 @@ weights) serves prompts of token ids, and its responses contain token ids but no
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +22,12 @@ from orca_protos.model_files import (
 )
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from orca_master.errors import ConfigurationError, RequestError
-from orca_master.text.stop_strings import StopSearch
+from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
+from orca_master.text.tokenizer_errors import errors_as
 
 MAX_STOP_TOKENS = 64
-REPLACEMENT = "\ufffd"
-"""In the text of a token that is no whole character."""
 SPACE = "\u2581"
 """In names of tokens in vocabularies of SentencePiece."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -66,7 +63,7 @@ class TextCodec:
         self._tokenizer: Tokenizer | None = None
         try:
             content = read_file(model_path, "tokenizer.json", TOKENIZER_BYTES)
-            with _errors_as(ConfigurationError, f"{model_path / 'tokenizer.json'}: "):
+            with errors_as(ConfigurationError, f"{model_path / 'tokenizer.json'}: "):
                 self._tokenizer = Tokenizer.from_buffer(content)
                 # A tokenizer.json may enable truncation and padding; prompts must stay unchanged.
                 self._tokenizer.no_truncation()
@@ -94,14 +91,14 @@ class TextCodec:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text has a lone surrogate at character {error.start}", name) from error
-        with _errors_as(RequestError, "the model's tokenizer fails on this text: "):
+        with errors_as(RequestError, "the model's tokenizer fails on this text: "):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
         """Return the text of a complete token sequence, "" without a tokenizer; raise RequestError if it fails."""
         if self._tokenizer is None:
             return ""
-        with _errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
+        with errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
             return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
@@ -117,11 +114,18 @@ class TextCodec:
         return text.encode()
 
     def decoder(
-        self, stop_strings: list[str], include_stop: bool, skip_special_tokens: bool, shown: Iterable[str] = ()
+        self,
+        stop_strings: Sequence[str],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        shown: Iterable[str] = (),
+        min_tokens: int = 0,
+        before: Sequence[int] = (),
     ) -> IncrementalDecoder:
         """Return the detokenizer of one choice; raise RequestError for stop strings without a tokenizer.
 
-        `shown`: texts of special tokens that are not skipped.
+        `shown`: texts of special tokens that are not skipped; `before`: the tokens that the choice continues; the other
+        parameters are those of IncrementalDecoder.
         """
         if self._tokenizer is None and stop_strings:
             raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
@@ -129,67 +133,9 @@ class TextCodec:
         if self._tokenizer is not None and skip_special_tokens:
             ids = {text: self._tokenizer.token_to_id(text) for text in shown}
             tokens = {token: text for text, token in ids.items() if token is not None}
-        return IncrementalDecoder(self._tokenizer, stop_strings, include_stop, skip_special_tokens, tokens)
-
-
-class IncrementalDecoder:
-    """Incremental detokenizer, which finds stop strings across token borders.
-
-    Text is held back while a character is incomplete, and while it may be the prefix of a stop string.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        stop_strings: list[str],
-        include_stop: bool,
-        skip_special_tokens: bool,
-        shown: Mapping[int, str],
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._shown = shown
-        """Texts of tokens that the stream would skip."""
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._search = StopSearch(stop_strings)
-        self._include_stop = include_stop
-        self._held = ""
-        self.stop_string: str | None = None
-        """The stop string that ended the text."""
-
-    def step(self, token: int, last: bool) -> str:
-        """Return the new text after `token`; with `last`, include all text that was held back.
-
-        Sets `stop_string` when one is complete, and drops the text after it. Raises RequestError if the
-        tokenizer fails.
-        """
-        if self._tokenizer is None:
-            return ""
-        try:
-            new = self._shown.get(token) or self._stream.step(self._tokenizer, token) or ""
-        except BaseException:  # no context around each step: entering one takes as long as the step
-            with _errors_as(RequestError, "the model's tokenizer fails on a generated token: "):
-                raise
-        self._held += new
-        if (match := self._search.feed(new)) is not None:
-            from_end, stop = match
-            position = len(self._held) - from_end
-            self.stop_string = stop
-            return self._held[: position + len(stop) if self._include_stop else position]
-        keep = 0 if last else self._search.longest_beginning
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return text
-
-
-@contextlib.contextmanager
-def _errors_as(kind: type[ConfigurationError] | type[RequestError], prefix: str) -> Iterator[None]:
-    """Convert errors of `tokenizers` to `kind`: plain exceptions and panics, which do not derive from Exception."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            message = " ".join(str(error).split())
-            raise kind(f"{prefix}{message[:500]}") from error
-        raise
+        return IncrementalDecoder(
+            self._tokenizer, stop_strings, include_stop, skip_special_tokens, tokens, min_tokens, before[-NUM_BEFORE:]
+        )
 
 
 def stop_token_ids(model_path: Path) -> frozenset[int]:
