@@ -50,11 +50,20 @@ def test_an_answer_that_continues_a_text_keeps_its_first_space(codec):
     assert said(codec, CAT, before=[END] * NUM_BEFORE) == "cat", "nothing before has a text"
 
 
-@pytest.mark.parametrize("before", ["é"[:1], "🙂" * 4 + "é"])
-def test_a_text_before_that_does_not_end_with_a_character_changes_nothing(codec, before):
-    """A prompt of token ids may end within a character, and its last tokens may begin within one."""
-    tokens = [byte(value) for value in before.encode()][-NUM_BEFORE:]
-    assert said(codec, CAT, S, before=tokens if len(before) > 1 else tokens[:1]) == "cats"
+def test_a_text_before_that_ends_within_a_character_changes_nothing(codec):
+    """A prompt of token ids may end so."""
+    assert said(codec, CAT, S, before=[THE, byte("é".encode()[0])]) == "cats"
+
+
+@pytest.mark.parametrize("count", range(4, 9))
+@pytest.mark.parametrize("character", "é€🙂")
+def test_the_last_tokens_before_may_begin_within_a_character(codec, character, count):
+    assert said(codec, CAT, S, before=[THE, *(byte(value) for value in (character * count).encode())]) == " cats"
+
+
+@pytest.mark.parametrize("count", range(20))
+def test_skipped_tokens_before_a_character_of_several_tokens_leave_it_whole(codec, count):
+    assert said(codec, THE, *[END] * count, *map(byte, "🙂".encode()), CAT) == "the🙂 cat"
 
 
 @given(st.lists(st.sampled_from([[THE], [CAT], [S], *([byte(value) for value in text.encode()] for text in "é🙂")])))
@@ -95,20 +104,31 @@ def test_skipped_special_tokens_have_a_bounded_price_too(codec):
 
 @pytest.mark.parametrize(("include", "text"), [(False, "the"), (True, "the\n")])
 def test_a_stop_token_has_a_text_only_where_stop_strings_have(codec, include, text):
-    decoder = codec.decoder([], include, skip_special_tokens=True)
-    pieces = [decoder.step(THE, last=False), decoder.step(NEWLINE, last=True, is_stop=True)]
+    decoder = codec.decoder([], include, skip_special_tokens=True, stop_token_ids=[NEWLINE])
+    pieces = [decoder.step(THE, last=False), decoder.step(NEWLINE, last=True, stops=True)]
     assert "".join(pieces) == text
 
 
+def test_the_last_token_of_a_grammars_answer_has_its_text(codec):
+    """A grammar that allows no further token ends the answer, too."""
+    decoder = codec.decoder([], False, skip_special_tokens=True, stop_token_ids=[NEWLINE])
+    assert decoder.step(THE, last=True, stops=True) == "the"
+
+
 def test_what_was_held_for_a_stop_string_comes_with_a_stop_token(codec):
-    decoder = codec.decoder(["cats"], False, skip_special_tokens=True)
+    decoder = codec.decoder(["cats"], False, skip_special_tokens=True, stop_token_ids=[NEWLINE])
     assert [decoder.step(THE, last=False), decoder.step(CAT, last=False)] == ["the", " "]
-    assert decoder.step(NEWLINE, last=True, is_stop=True) == "cat"
+    assert decoder.step(NEWLINE, last=True, stops=True) == "cat"
     assert decoder.stop_string is None
 
 
 @pytest.mark.parametrize(
     ("min_tokens", "text"), [(0, "the"), (1, "the"), (2, "the\n cat"), (3, "the\n cat"), (9, "the\n cat\n")]
 )
-def test_no_stop_string_is_searched_in_the_first_tokens(codec, min_tokens, text):
+def test_no_stop_string_ends_in_the_first_tokens(codec, min_tokens, text):
     assert said(codec, THE, NEWLINE, CAT, NEWLINE, stops=("\n",), min_tokens=min_tokens) == text
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "the"), (2, "the"), (3, "the"), (4, "the\n cats\n")])
+def test_a_stop_string_may_begin_in_the_first_tokens(codec, min_tokens, text):
+    assert said(codec, THE, NEWLINE, CAT, S, NEWLINE, stops=("\n cats",), min_tokens=min_tokens) == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from orca_master.endpoint.answer_parts import Parts
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.text.tool_calls import CallDelta
@@ -135,6 +136,25 @@ def test_log_probabilities_of_markers_and_of_space_before_a_text_are_left_out():
     assert events[-1]["logprobs"] == [of("Hi")]
     assert output.feed(text(""), [of(" th")]) == [], "it may begin a stop string"
     assert output.feed(text(" there"), [of("ere")])[-1]["logprobs"] == [of(" th"), of("ere")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said", "kept"),
+    [
+        (["</think>", "\n\n", "<"], "<", 1),
+        (["</think>", "\n\n", " Hi"], "Hi", 1),
+        (["</think>", " Hel", "lo STOP"], "Hello", 2),
+        (["</think>", "\n\n", "\ufffd", "\ufffd"], "é", 2),
+        (["a", "b"], "ab", 2),
+        (["x"], "y", 1),
+    ],
+)
+def test_log_probabilities_of_the_first_text_begin_with_its_first_token(tokens, said, kept):
+    output = ResponseOutput("resp_1", lambda index: "")
+    for token in tokens[:-1]:
+        output.feed(text(""), [{**LOGPROB, "token": token}])
+    events = output.feed(text(said), [{**LOGPROB, "token": tokens[-1]}])
+    assert [entry["token"] for entry in events[-1]["logprobs"]] == tokens[-kept:]
 
 
 def test_a_piece_that_ends_a_call_and_begins_a_text_completes_the_call_first():

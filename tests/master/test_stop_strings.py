@@ -25,6 +25,20 @@ def test_as_a_search_in_the_whole_text(pieces, strings):
         assert search.longest_beginning == max((len(part) for part in beginnings if text.endswith(part)), default=0)
 
 
+@given(before=letters, after=letters, strings=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4))
+def test_strings_that_end_in_an_ignored_text_are_no_matches_and_those_that_begin_there_are(before, after, strings):
+    search, text = StopSearch(strings), before + after
+    assert search.feed(before, ignores=True) is None
+    ends = {string: text.find(string, max(0, len(before) - len(string) + 1)) for string in strings}
+    places = [(place, string) for string, place in ends.items() if place >= 0]
+    hit = search.feed(after)
+    if places:
+        place, string = min(places, key=lambda found: (found[0], -len(found[1])))
+        assert hit == (len(text) - place, string)
+    else:
+        assert hit is None
+
+
 class Counted(str):
     """A string that counts how often one of its characters is read."""
 

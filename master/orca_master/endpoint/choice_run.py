@@ -203,9 +203,7 @@ def as_piece(choice: Choice, output: Output) -> Piece:
     """Convert an output of the engine; raise RequestError if the token has no text."""
     assert output.token is not None
     reason = output.finish_reason
-    # A grammar also ends an answer with the reason STOP, after a token of its text.
-    is_stop = reason is FinishReason.STOP and output.token in choice.submission.stop_token_ids
-    text = choice.decoder.step(output.token, last=reason is not None, is_stop=is_stop)
+    text = choice.decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
     stop_string = choice.decoder.stop_string
     if stop_string is not None:
         reason = FinishReason.STOP

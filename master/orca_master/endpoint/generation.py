@@ -218,6 +218,7 @@ class Generator:
                 body.include_stop_str_in_output,
                 body.skip_special_tokens,
                 self._answers.shown_tokens(body),
+                body.stop_token_ids,
                 body.min_tokens,
                 tokens if body.continues_text else (),
             )

@@ -15,15 +15,12 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.endpoint.openai_answers import CompletionLogprobs
 from orca_master.errors import RequestError
-from orca_master.text.detokenizer import IncrementalDecoder
 from orca_master.text.tokenizer import TextCodec
 
 SLICE_NUMBERS = 1024
 """Log probabilities that are converted at a time: a few milliseconds."""
 MAX_NUMBERS = 2**20
 """Most log probabilities of prompts in one response: 60 MB of JSON."""
-MOST_HELD = 4
-"""Most tokens of one character; more are not UTF-8, and would be decoded again with each further one."""
 LEAST = -9999.0
 """Stands for a probability of 0, because JSON has no infinity (vLLM's)."""
 Entry = dict[int, dict[str, float | int | str]]
@@ -86,31 +83,17 @@ class TextOffsets:
     def __init__(
         self, codec: TextCodec, texts: TokenTexts, start: int, skip_special_tokens: bool, before: Sequence[int]
     ) -> None:
-        self._codec = codec
         self._texts = texts
         self._skips = skip_special_tokens
         self._offset = start
-        self._decoder = self._new_decoder(before)
-        self._held: list[int] = []
-        """Tokens since the last complete character."""
+        self._decoder = codec.decoder([], include_stop=False, skip_special_tokens=skip_special_tokens, before=before)
 
     def next(self, token: int) -> int:
         """Return the number of characters before the next token."""
         offset = self._offset
-        if self._skips and self._texts.is_special(token):
-            return offset
-        self._held.append(token)
-        if new := len(self._decoder.step(token, last=False)):
-            self._held.clear()
-        elif len(self._held) > MOST_HELD:
-            new = len(self._codec.decode(self._held, self._skips))
-            self._decoder = self._new_decoder()
-            self._held.clear()
-        self._offset += new
+        if not (self._skips and self._texts.is_special(token)):
+            self._offset += len(self._decoder.step(token, last=False))
         return offset
-
-    def _new_decoder(self, before: Sequence[int] = ()) -> IncrementalDecoder:
-        return self._codec.decoder([], include_stop=False, skip_special_tokens=self._skips, before=before)
 
 
 class PromptNumbers:

@@ -21,6 +21,7 @@ from orca_master.endpoint.response_objects import (
     ReasoningText,
     Status,
 )
+from orca_master.text.detokenizer import REPLACEMENT
 from orca_master.text.tool_calls import CallDelta
 
 Event = dict[str, Any]
@@ -78,11 +79,12 @@ class ResponseOutput:
         events.append(self._event("reasoning_text.delta", content_index=0, delta=text))
 
     def _add_text(self, text: str, events: list[Event]) -> None:
+        logprobs, self._logprobs = self._logprobs, []
         if not self._continues("message"):
             self._begin_message(events)
+            logprobs = _of_text(logprobs, text)
         message = self.items[-1]
         assert message["type"] == "message"
-        logprobs, self._logprobs = _of_text(self._logprobs, text), []
         message["content"][0]["logprobs"] += logprobs
         self._texts.append(text)
         events.append(self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs))
@@ -156,13 +158,21 @@ class ResponseOutput:
 
 
 def _of_text(logprobs: list[Logprob], text: str) -> list[Logprob]:
-    """Return the log probabilities without those of the tokens before `text`, such as the end of the reasoning.
+    """Return the log probabilities of the tokens of a text at the beginning of a message.
 
-    All, if the texts of no tokens begin with `text`: a token may be a part of a character.
+    Others precede them: the end of the reasoning or of a call, and white space, which the text lacks.
     """
-    tokens = [entry["token"] for entry in logprobs]
+    tokens, text = [entry["token"] for entry in logprobs], text.lstrip()
     joined = "".join(tokens)
-    for place, start in enumerate(itertools.accumulate(map(len, tokens), initial=0)):
+    place = start = len(joined)
+    """Of the token, and of the first character behind it that is no white space."""
+    for index in reversed(range(len(tokens))):
+        token = tokens[index]
+        place -= len(token)
+        if stripped := token.lstrip():
+            start = place + len(token) - len(stripped)
         if joined.startswith(text, start):
-            return logprobs[place:]
-    return logprobs
+            return logprobs[index:]
+    # The text of a part of a character is no part of the text.
+    parts = itertools.takewhile(lambda token: REPLACEMENT in token, reversed(tokens))
+    return logprobs[len(tokens) - sum(1 for _ in parts) :] or logprobs

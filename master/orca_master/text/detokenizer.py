@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -12,8 +12,10 @@ from orca_master.text.stop_strings import StopSearch
 from orca_master.text.tokenizer_errors import errors_as
 
 MOST_HELD = 16
-"""Most tokens whose text is not complete: what a stream holds is decoded again with each further token. A character has
-at most four bytes, but tokens may end within characters one after another."""
+"""Most tokens whose text is not complete: what a stream holds is decoded again with each further token. More than a
+character has bytes, because tokens may end within characters one after another."""
+MOST_BYTES = 4
+"""Most bytes, and so most tokens, of a character."""
 NUM_BEFORE = 16
 """Tokens of a prompt that tell whether the answer's first token has a space before it."""
 REPLACEMENT = "\ufffd"
@@ -28,9 +30,10 @@ class IncrementalDecoder:
     Text is held back while a character is incomplete, for at most MOST_HELD tokens, and while it may be the prefix of a
     stop string. A character that is incomplete at the end of the answer has no text.
 
-    `shown`: texts of special tokens that are not skipped. `min_tokens`: number of tokens in whose text no stop string
-    is searched. `before`: the last tokens of the text that the answer continues, () for a text of its own: the decoders
-    of SentencePiece's vocabularies drop a space at the beginning of a text.
+    `shown`: texts of special tokens that are not skipped. `stop_tokens`: those that have a text at the end of an answer
+    only if stop strings are included. `min_tokens`: number of tokens in whose text no stop string may end. `before`:
+    the last tokens of the text that the answer continues, () for a text of its own: the decoders of SentencePiece's
+    vocabularies drop a space at the beginning of a text.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class IncrementalDecoder:
         include_stop: bool,
         skip_special_tokens: bool,
         shown: Mapping[int, str],
+        stop_tokens: Set[int],
         min_tokens: int,
         before: Sequence[int],
     ) -> None:
@@ -47,29 +51,29 @@ class IncrementalDecoder:
         self._shown = shown
         self._skips = skip_special_tokens
         self._include_stop = include_stop
+        self._stop_tokens = stop_tokens
         self._num_unsearched = min_tokens
         self._before = list(before)
         """The last tokens with a text, behind which a new stream begins."""
         self._stream = self._new_stream()
         self._incomplete: list[int] = []
-        """Tokens that the stream holds, or skips."""
+        """Tokens that the stream holds."""
         self._search = StopSearch(stop_strings)
         self._held = ""
         self.stop_string: str | None = None
         """The stop string that ended the text."""
 
-    def step(self, token: int, last: bool, is_stop: bool = False) -> str:
+    def step(self, token: int, last: bool, stops: bool = False) -> str:
         """Return the new text after `token`; with `last`, include all text that was held for a stop string.
 
-        `is_stop`: the token ends the answer, and has a text only if stop strings are included. Sets `stop_string` when
-        one is complete, and drops the text after it. Raises RequestError if the tokenizer fails.
+        `stops`: the answer has ended by itself. Sets `stop_string` when a stop string is complete, and drops the text
+        after it. Raises RequestError if the tokenizer fails.
         """
-        new = "" if is_stop and not self._include_stop else self._text_of(token)
-        if self._num_unsearched > 0:
-            self._num_unsearched -= 1
-            return new
+        has_text = self._include_stop or not stops or token not in self._stop_tokens
+        new = self._text_of(token) if has_text else ""
         self._held += new
-        if (match := self._search.feed(new)) is not None:
+        self._num_unsearched -= 1
+        if (match := self._search.feed(new, ignores=self._num_unsearched >= 0)) is not None:
             from_end, stop = match
             position = len(self._held) - from_end
             self.stop_string = stop
@@ -96,22 +100,31 @@ class IncrementalDecoder:
             self._incomplete.clear()
             return new
         self._incomplete.append(token)
-        return self._give_up() if len(self._incomplete) > MOST_HELD else ""
+        return self._give_up() if len(self._incomplete) > MOST_HELD or self._holds_skipped_only() else ""
+
+    def _holds_skipped_only(self) -> bool:
+        """Return True if the stream holds special tokens without a text, and no others."""
+        return self._skips and not self._decode(self._incomplete) and bool(self._decode(self._incomplete, skips=False))
 
     def _give_up(self) -> str:
         """Return the text of the incomplete tokens as it is, and begin a new stream."""
-        assert self._tokenizer is not None
-        with errors_as(RequestError, "the model's tokenizer fails on generated tokens: "):
-            text = self._tokenizer.decode(self._incomplete, skip_special_tokens=self._skips)
+        text = self._decode(self._incomplete)
         self._incomplete.clear()
         self._stream = self._new_stream()
         return text
 
+    def _decode(self, tokens: Sequence[int], skips: bool | None = None) -> str:
+        assert self._tokenizer is not None
+        with errors_as(RequestError, "the model's tokenizer fails on tokens of the answer or before it: "):
+            return self._tokenizer.decode(tokens, skip_special_tokens=self._skips if skips is None else skips)
+
     def _new_stream(self) -> DecodeStream:
-        """Return a stream whose next text follows the text of `_before`, if that ends with a character."""
-        before: list[int] = []
+        """Return a stream whose next text follows the text of `_before`, if that ends with a character.
+
+        Its first tokens may be the rest of a character, which makes all consecutive bytes no characters.
+        """
+        before: Sequence[int] = ()
         if self._tokenizer is not None and self._before:
-            with errors_as(RequestError, "the model's tokenizer fails on the last tokens before the answer: "):
-                text = self._tokenizer.decode(self._before, skip_special_tokens=self._skips)
-            before = [] if text.endswith(REPLACEMENT) else self._before
-        return DecodeStream(ids=before, skip_special_tokens=self._skips)
+            parts = (self._before[start:] for start in range(MOST_BYTES))
+            before = next((part for part in parts if not self._decode(part).endswith(REPLACEMENT)), ())
+        return DecodeStream(ids=list(before), skip_special_tokens=self._skips)

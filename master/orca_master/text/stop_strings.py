@@ -22,11 +22,11 @@ class StopSearch:
         """Length of the longest suffix of the text that is a prefix of a stop string."""
         return max(self._matched, default=0)
 
-    def feed(self, text: str) -> tuple[int, str] | None:
+    def feed(self, text: str, ignores: bool = False) -> tuple[int, str] | None:
         """Search the next characters; do not call again after a match.
 
-        Return the match that begins first (of several, the longest) as the distance from its beginning to the end of
-        `text` and the stop string; None without a match.
+        `ignores`: a stop string that ends in them is no match. Return the match that begins first (of several, the
+        longest) as the distance from its beginning to the end of `text` and the stop string; None without a match.
         """
         matches = []
         for place, string in enumerate(self._strings):
@@ -35,7 +35,9 @@ class StopSearch:
                 while matched and string[matched] != character:
                     matched = table[matched]
                 matched += string[matched] == character
-                if matched == len(string):
+                if matched == len(string) and ignores:
+                    matched = table[matched]
+                elif matched == len(string):
                     matches.append((len(text) - (index + 1) + len(string), string))
                     break
             else:

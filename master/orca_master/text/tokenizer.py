@@ -119,13 +119,14 @@ class TextCodec:
         include_stop: bool,
         skip_special_tokens: bool,
         shown: Iterable[str] = (),
+        stop_token_ids: Iterable[int] = (),
         min_tokens: int = 0,
         before: Sequence[int] = (),
     ) -> IncrementalDecoder:
         """Return the detokenizer of one choice; raise RequestError for stop strings without a tokenizer.
 
-        `shown`: texts of special tokens that are not skipped; `before`: the tokens that the choice continues; the other
-        parameters are those of IncrementalDecoder.
+        `shown`: texts of special tokens that are not skipped; `stop_token_ids`: beside the model's; `before`: tokens
+        that the choice continues; the other parameters are those of IncrementalDecoder.
         """
         if self._tokenizer is None and stop_strings:
             raise RequestError("this model has no tokenizer.json: use stop_token_ids", "stop")
@@ -134,7 +135,14 @@ class TextCodec:
             ids = {text: self._tokenizer.token_to_id(text) for text in shown}
             tokens = {token: text for text, token in ids.items() if token is not None}
         return IncrementalDecoder(
-            self._tokenizer, stop_strings, include_stop, skip_special_tokens, tokens, min_tokens, before[-NUM_BEFORE:]
+            self._tokenizer,
+            stop_strings,
+            include_stop,
+            skip_special_tokens,
+            tokens,
+            self.stop_token_ids.union(stop_token_ids),
+            min_tokens,
+            before[-NUM_BEFORE:],
         )
 
 
