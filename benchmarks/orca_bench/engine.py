@@ -20,6 +20,7 @@ from orca_contract.model_choices import AllReduce, AttentionBackend, Dtype, KvCa
 from orca_master.commands.device_options import add_device_options, devices_in_use
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.options import ALL_REDUCE
+from orca_master.commands.preflight import check, model_command
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.kv_ledger import blocks_for
@@ -28,7 +29,7 @@ from orca_protos.command_line import OneLineParser
 from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.circumstances import circumstances, line
 from orca_bench.on_engine import EngineSpec, LiveEngine, live_engine
-from orca_bench.options import positive
+from orca_bench.options import output_file, positive
 from orca_bench.traces import synthetic
 
 TIME_LIMIT = 600.0
@@ -64,6 +65,8 @@ def main(argv: list[str]) -> int:
     facts = circumstances(arguments.seed)
     print(line(facts))
     try:
+        model = model_command(spec.model, spec.num_partitions, spec.num_ranks, longest, spec.quantization, devices[0])
+        check(model)
         with LocalWorkers(spec.num_partitions) as workers:
             rows = asyncio.run(measure(spec, workers.addresses, arguments))
     except ConfigurationError as error:
@@ -158,6 +161,6 @@ def _parser() -> OneLineParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (0)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="file for all figures, versions, command and seed"
+        "--output", type=output_file, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
     return parser

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from orca_bench.circumstances import circumstances
 from orca_bench.client import Outcome
 from orca_bench.open_loop import run
-from orca_bench.options import add_trace_options, positive, rate, read_requests
+from orca_bench.options import add_trace_options, output_file, positive, rate, read_requests
 from orca_bench.plot import plot_curves
 from orca_bench.report import parse_slo, report, table
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals
@@ -75,9 +74,11 @@ def _parser() -> OneLineParser:
     parser.add_argument("--timeout", type=positive, default=600, metavar="SECONDS", help="timeout of a request (600)")
     parser.add_argument("--api-key", help="API key of the server (the environment variable OPENAI_API_KEY)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="file for all figures, versions, command and seed"
+        "--output", type=output_file, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="file for a plot of the sweep, .svg or .png")
+    parser.add_argument(
+        "--plot", type=output_file, metavar="FILE.svg", help="file for a plot of the sweep, .svg or .png"
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
 

@@ -18,7 +18,7 @@ from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.calibration import CalibrationError, calibrate
 from orca_bench.circumstances import circumstances
 from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Roofline, Shape
-from orca_bench.options import add_trace_options, positive, rate, read_requests
+from orca_bench.options import add_trace_options, output_file, positive, rate, read_requests
 from orca_bench.outcome import Run, figures
 from orca_bench.plot import plot_curves
 from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Scheduling
@@ -115,9 +115,11 @@ def _parser() -> OneLineParser:
         help="requests per second; several values make a sweep (1)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="file for all figures, versions, command and seed"
+        "--output", type=output_file, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="latency over throughput, a curve per batch size")
+    parser.add_argument(
+        "--plot", type=output_file, metavar="FILE.svg", help="latency over throughput, a curve per batch size"
+    )
     return parser
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
@@ -45,7 +44,7 @@ from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
-from orca_master.engine.config import EngineConfig
+from orca_master.engine.config import offline_config
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.metrics.prometheus import Metrics
@@ -123,8 +122,7 @@ class LLM:
         `lora_modules`: the folders of adapters (LoRA) in PEFT's format, by the names that `generate` takes.
         `speculative_model`: the folder of a draft model with the same tokens, for `speculative_tokens` of at least 1.
         """
-        # A program submits all its prompts at once, and has no other server to try.
-        engine_config = EngineConfig(**{"max_expected_wait": math.inf, **engine})
+        engine_config = offline_config(engine)
         path, backend = Path(model).resolve(), communication_backend or backend_of(device)
         if refusal := first_refusal(
             device,
@@ -140,6 +138,19 @@ class LLM:
         if speculative_model is not None and engine_config.speculative_tokens < 1:
             raise ConfigurationError("speculative_model: set speculative_tokens, the most tokens to draft")
         draft = None if speculative_model is None else Path(os.path.abspath(speculative_model))
+        try:
+            spec = ModelSpec(
+                path=str(path),
+                served_name=path.name,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                adapters=[AdapterSpec(name=name, path=str(folder)) for name, folder in adapters.items()],
+                draft_path=None if draft is None else str(draft),
+            )
+        except ValidationError as error:
+            raise ConfigurationError(str(described(error.errors()))) from error
         model_check = model_command(
             path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device, adapters
         )
@@ -158,16 +169,6 @@ class LLM:
                 return self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
 
             workers = self._run(start())
-            spec = ModelSpec(
-                path=str(path),
-                served_name=path.name,
-                dtype=dtype,
-                max_model_len=max_model_len,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                adapters=[AdapterSpec(name=name, path=str(folder)) for name, folder in adapters.items()],
-                draft_path=None if draft is None else str(draft),
-            )
             topology = local_topology(
                 spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
             )
@@ -231,7 +232,12 @@ class LLM:
         self.close()
 
     async def _collect_all(self, generations: list[Generation]) -> list[list[list[Piece]]]:
-        return await asyncio.gather(*map(self._collect, generations))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._collect(generation)) for generation in generations]
+        except BaseExceptionGroup as errors:  # the group has cancelled the others
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _collect(self, generation: Generation) -> list[list[Piece]]:
         collected: list[list[Piece]] = [[] for _ in generation.choices]
@@ -241,7 +247,12 @@ class LLM:
         return collected
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseException:  # also of this thread alone, such as KeyboardInterrupt
+            running.cancel()
+            raise
 
 
 def _adapters(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[str, Path]:

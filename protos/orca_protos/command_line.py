@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser whose errors are one line. Options cannot be abbreviated: a later one could begin alike."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **fields})
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2."""

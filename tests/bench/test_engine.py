@@ -37,7 +37,12 @@ def test_batches_of_equal_requests(checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(["/nowhere"], "no config.json: a Hugging Face"), ([".", "--batch-size", "0"], "is not a whole number")],
+    [
+        (["/nowhere"], "no config.json: a Hugging Face"),
+        ([".", "--batch-size", "0"], "is not a whole number"),
+        ([".", "--output", "/nowhere/figures.json"], "is not a file in a folder that exists"),
+        (["examples/demo-model", "--input-len", "2000", "--output-len", "2"], "exceeds the model's 1024 positions"),
+    ],
 )
 def test_mistakes_end_with_one_line(options, words):
     done = subprocess.run([*BENCH, *options], capture_output=True, text=True, timeout=60, check=False)

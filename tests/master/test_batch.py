@@ -113,6 +113,20 @@ def test_what_the_server_cannot_accept_yet_is_sent_again(tmp_path, status):
     assert {response["status_code"] for response in answers(tmp_path).values()} == {200}
 
 
+def test_a_request_that_took_too_long_is_not_sent_again_against_the_servers_advice(tmp_path):
+    """It would take as long again: the batch could never end."""
+    write_input(tmp_path, 2)
+
+    async def late_first(number: int) -> web.Response:
+        late = web.json_response({"error": {}}, status=408, headers={"X-Should-Retry": "false"})
+        return await ok(number) if number else late
+
+    with server(late_first) as (url, bodies):
+        assert run(tmp_path, url) == 1
+    assert len(bodies) == 2
+    assert sorted(response["status_code"] for response in answers(tmp_path).values()) == [200, 408]
+
+
 def test_patience_begins_with_a_failure(tmp_path):
     """An answer may take longer than the patience; the connection that is lost then is no reason to end."""
     write_input(tmp_path, 1)

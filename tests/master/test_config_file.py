@@ -34,6 +34,22 @@ def test_false_turns_an_option_off_that_is_on_without_it(name, tmp_path):
     assert with_config_file(["--config", str(file)]) == ["--enable-prefix-caching"]
 
 
+@pytest.mark.parametrize("argument", [["--max-batch-size", "4"], ["--max-batch-size=4"]])
+def test_an_option_of_the_command_line_replaces_that_of_the_file(argument, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(CONTENT)
+    names = ["--served-model-name", "mine"]
+    assert with_config_file([*argument, *names, "--config", str(file)], positional="model") == [
+        "demo", "--no-lookahead", *argument, *names,
+    ]  # fmt: skip
+
+
+def test_on_and_off_are_values(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("deterministic: on\nother: off\nno-lookahead: true\nenforce-eager: false")
+    assert with_config_file(["--config", str(file)]) == ["--deterministic=on", "--other=off", "--no-lookahead"]
+
+
 def test_without_the_option_nothing_changes():
     assert with_config_file(["--port", "1"]) == ["--port", "1"]
 

@@ -15,6 +15,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys):
     assert capsys.readouterr().err == "orca test: error: unrecognized arguments: --unknown\n"
 
 
+def test_options_are_not_abbreviated(capsys):
+    parser = OneLineParser(prog="orca test")
+    parser.add_argument("--config")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--conf", "x"])
+    assert "unrecognized arguments: --conf x" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("8000", 8000), ("65535", 65535)])
 def test_ports(text, value):
     assert port(text) == value

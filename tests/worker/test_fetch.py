@@ -71,6 +71,16 @@ def test_everything_that_is_needed_once(hub, tmp_path):
     assert len(hub.sent) == before, "what is there is not fetched again"
 
 
+def test_weights_of_another_revision_are_removed(hub, tmp_path):
+    """What is read from a folder depends on the names of the files in it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("model.safetensors", "model-00009-of-00009.safetensors", "notes.txt"):
+        (folder / name).write_bytes(b"older")
+    assert fetch(hub, folder)[0] == 0
+    assert present(folder) == {*hub.files, "notes.txt"} - {"README.md", "pytorch_model.bin"}
+
+
 def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):
     assert fetch(hub, tmp_path / "master", "--without-weights")[0] == 0
     assert not [name for name in present(tmp_path / "master") if name.endswith(".safetensors")]

@@ -11,7 +11,7 @@ from orca_worker.checkpoint import Checkpoint
 from orca_worker.errors import ModelError
 from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
-from orca_worker.weight_headers import WeightHeaders
+from orca_worker.weight_headers import INDEX, WeightHeaders
 from safetensors.torch import load_file, save_file
 from support.checkpoints import VARIANTS
 from support.partitions import PartitionedModel
@@ -69,3 +69,13 @@ def test_a_folder_with_the_files_of_one_partition(checkpoint, tmp_path):
     check_model(path, 2, 1, 0, range(1, 2))
     with pytest.raises(ModelError, match=r"away\.safetensors: No such file"):
         check_model(path, 2, 1, 0, range(1))
+
+
+def test_a_single_file_is_read_although_an_index_is_left_of_another_save(checkpoint, tmp_path):
+    """As transformers reads such a folder: `save_pretrained` removes the files that an index names, not the index."""
+    path = shutil.copytree(checkpoint("llama-gqa-tied"), tmp_path / "model")
+    (path / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}))
+    check_model(path, 1, 1, 0, range(1))
+    (path / "model.safetensors").rename(path / "other.safetensors")
+    with pytest.raises(ModelError, match="the weights have no layer 0"):
+        check_model(path, 1, 1, 0, range(1))

@@ -101,6 +101,16 @@ class Checkpoint:
         self._on_read(self._bytes_read)
         return tensor.to(self._device)
 
+    def are_equal(self, first: str, second: str) -> bool:
+        """Return True if two tensors [rows, columns] have the same dtype, shape and values; raise ModelError."""
+        headers = [self._headers.tensor(name) for name in (first, second)]
+        if (headers[0].shape, headers[0].dtype) != (headers[1].shape, headers[1].dtype):
+            return False
+        stored = [self._open(self._headers.file_of[name]).get_slice(name) for name in (first, second)]
+        num_rows, num_columns = headers[0].shape
+        step = max(1, CHUNK_VALUES // max(1, num_columns))
+        return all(torch.equal(*(tensor[row : row + step] for tensor in stored)) for row in range(0, num_rows, step))
+
     def place(self, prefix: str) -> str:
         """Return the folder and a name prefix, for error messages."""
         return f"{self._path}: map {prefix.removesuffix('.')}"

@@ -62,6 +62,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     files = source.list()
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
+    _remove_others(folder, files)
     names = []
     for name in sorted(filter(TEXT.match, files)):
         if (size := files[name].size) > TOKENIZER_BYTES:
@@ -81,6 +82,14 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:
         logger.warning("files not verified, because the hub publishes no digest: %s", ", ".join(unverifiable))
+
+
+def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
+    """Remove weights, and their index, of another revision: a model is read from whatever is there."""
+    for path in sorted(folder.iterdir()):
+        if path.name not in files and (path.name == INDEX or WEIGHTS.match(path.name)):
+            path.unlink()
+            logger.info("%s: removed, the source does not have it", path.name)
 
 
 def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tuple[int, int] | None) -> list[str]:

@@ -101,8 +101,7 @@ def load_partition(
     device = rank_device(request, tensor_rank)
     dtype: torch.dtype = getattr(torch, config.dtype if request.dtype == "auto" else request.dtype)
     max_model_len = request.max_model_len or config.max_positions
-    if max_model_len > config.longest:
-        raise ModelError(f"max-model-len {max_model_len} exceeds the model's {config.longest} positions")
+    config.check_length(max_model_len)
     heads, kv_heads = group.part(config.num_heads), group.kv_heads(config.num_kv_heads)
     backend = attention_backend(request)
     choice = AttentionChoice(backend, heads.stop - heads.start, kv_heads.stop - kv_heads.start)

@@ -82,6 +82,7 @@ def check_model(
             if stored.shape != shape:
                 raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")
             sizes[name] = stored.num_bytes
+    config.check_length(max_model_len)
     _check_length(folder, config, max_model_len or config.max_positions, weights.num_bytes())
     read_adapters(adapters, config, weights.file_of)
     return CheckedModel(config, sum(sizes.values()))

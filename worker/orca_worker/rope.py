@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the controller reads configurations without torch
 
 TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 MAX_FACTOR = 65536.0
+THETA = 10_000.0
+"""Where config.json has none."""
 
 Base = Annotated[float, Field(gt=1, le=1e12)]
 
@@ -79,8 +81,8 @@ class Rope:
 
     def longest(self, max_positions: int) -> int:
         """Return the number of positions that the scaling supports; `max_positions` is the configuration's."""
-        stretches = self.type in ("linear", "dynamic", "yarn") and self.original_max_positions == max_positions
-        return int(max_positions * self.factor) if stretches else max_positions
+        stretches = self.type in ("linear", "dynamic", "yarn")
+        return max(max_positions, int(self.original_max_positions * self.factor)) if stretches else max_positions
 
 
 def read_rope(file: RotaryFile) -> Rope:
@@ -88,7 +90,7 @@ def read_rope(file: RotaryFile) -> Rope:
 
     Raises ModelError for an unsupported type, or a missing or invalid parameter.
     """
-    parameters = file.rope_parameters or file.rope_scaling or RopeFields()
+    parameters = _rope_fields(file)
     kind = parameters.rope_type or parameters.type or "default"
     if kind not in TYPES:
         raise ModelError(f"rope_type {quote(kind)} is not supported: {', '.join(TYPES)} are")
@@ -106,7 +108,7 @@ def read_rope(file: RotaryFile) -> Rope:
     }
     rope = Rope(
         type=kind,
-        theta=float(parameters.rope_theta or file.rope_theta or 10000.0),
+        theta=float(parameters.rope_theta or file.rope_theta or THETA),
         original_max_positions=parameters.original_max_position_embeddings or file.max_position_embeddings,
         factor=float(parameters.factor) if kind != "default" and parameters.factor is not None else 1.0,
         **optional,
@@ -116,6 +118,19 @@ def read_rope(file: RotaryFile) -> Rope:
             f"high_freq_factor {rope.high_freq_factor} is not above low_freq_factor {rope.low_freq_factor}"
         )
     return rope
+
+
+def _rope_fields(file: RotaryFile) -> RopeFields:
+    """Return the fields that hold: those of `rope_scaling` where both forms are given, as in transformers.
+
+    Raises ModelError where that would drop a rope_theta.
+    """
+    given = [fields for fields in (file.rope_scaling, file.rope_parameters) if fields and fields.model_fields_set]
+    if len(given) > 1 and not (given[0].rope_theta or file.rope_theta):
+        base = given[1].rope_theta or THETA
+        if base != THETA:
+            raise ModelError(f"rope_scaling replaces rope_parameters: add rope_theta {base:g}, or move its fields")
+    return given[0] if given else RopeFields()
 
 
 def inverse_frequencies(

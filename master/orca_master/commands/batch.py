@@ -30,7 +30,8 @@ from orca_master.errors import ConfigurationError
 
 MOST_CONCURRENCY = 1024
 TEMPORARY = frozenset({408, 429, 502, 503, 504})
-"""Statuses of a server that is full, starts, or ends: the request is sent again. Every other status is final."""
+"""Statuses of a server that is full, starts, or ends: the request is sent again, unless the server advises against it,
+as after its timeout. Every other status is final."""
 FIRST_WAIT_SECONDS = 1.0
 CHECK_SECONDS = 10.0
 MOST_WAIT_SECONDS = 30.0
@@ -111,7 +112,8 @@ class Batch:
             try:
                 async with session.post(self._settings.url + request.url, json=request.body) as response:
                     text = await response.text(errors="replace")
-                    if response.status not in TEMPORARY:
+                    is_final = response.headers.get("x-should-retry") == "false"
+                    if is_final or response.status not in TEMPORARY:
                         request_id = response.headers.get("x-request-id", uuid4().hex)
                         return BatchAnswer(request.custom_id, response.status, request_id, _decoded(text))
                     failure = f"HTTP {response.status}: {text[:200]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from orca_master.errors import ConfigurationError
 
 
 def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
-    """Return the arguments of `--config FILE` followed by `argv`, so that the command line takes precedence.
+    """Return the arguments of `--config FILE`, without options that `argv` has, followed by `argv`.
 
     `positional` is the name of the command's positional argument. Raises ConfigurationError.
     """
@@ -22,7 +23,7 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     import yaml  # only for this option: every start would pay
 
     try:
-        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
+        values = yaml.load(known.config.read_text(encoding="utf-8"), _loader())
     except OSError as error:
         raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -32,11 +33,31 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     if not isinstance(values, dict):
         raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
     arguments: list[str] = []
+    given = {argument.partition("=")[0] for argument in rest}
     for name, value in values.items():
-        arguments += [str(value)] if name == positional else _as_arguments(str(name), value)
+        if name == positional:
+            arguments += [str(value)]
+        else:
+            arguments += [entry for entry in _as_arguments(str(name), value) if entry.partition("=")[0] not in given]
         if any("\0" in argument for argument in arguments):  # the only character that a command line cannot contain
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
     return arguments + rest
+
+
+def _loader() -> Any:
+    """Return YAML's safe loader, with the booleans of YAML 1.2: `on` and `off` are values of options."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Booleans are true and false only."""
+
+    kind = "tag:yaml.org,2002:bool"
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != kind]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(kind, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    return Loader
 
 
 def _as_arguments(name: str, value: Any) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orca_contract.model_choices import AllReduce, AttentionBackend
 
+from orca_master.errors import ConfigurationError
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.prefix_cache import PrefixCache
@@ -32,6 +35,7 @@ class WorkerOwner(enum.Enum):
     """A supervisor such as a kubelet restarts the workers: lost pipelines recover, workers outlive the engine."""
 
 
+MOST = 2**63 - 1
 LONGEST_SECONDS = 300.0
 """Maximum of an automatic stall timeout. Ranks wait so long for each other."""
 
@@ -131,3 +135,19 @@ class EngineConfig:
             and self.scheduling_policy == "fcfs",
             looks_ahead=self.lookahead and topology.pipeline_parallel_size == 1,
         )
+
+
+def offline_config(options: Mapping[str, Any]) -> EngineConfig:
+    """Return the configuration of an engine of one program; raise ConfigurationError for an invalid value.
+
+    The program submits all its prompts at once, and has no other server to try: no number of them is refused.
+    """
+    unbounded = {"max_expected_wait": math.inf, "max_queued_requests": MOST, "max_queued_tokens": MOST}
+    config = EngineConfig(**{**unbounded, **options})
+    for name, choices in {"admission": LEDGERS, "scheduling_policy": POLICIES}.items():
+        if (value := getattr(config, name)) not in choices:
+            raise ConfigurationError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+    for name in ("max_batch_size", "token_budget", "kv_slots", "max_queued_requests", "max_queued_tokens"):
+        if (number := getattr(config, name)) is not None and number < 1:
+            raise ConfigurationError(f"{name}: {number} is below 1")
+    return config

@@ -97,6 +97,11 @@ class ModelConfig(ABC):
         """Upper bound of `max_model_len`."""
         return self.rope.longest(self.max_positions) if self.rope else self.max_positions
 
+    def check_length(self, max_model_len: int) -> None:
+        """Raise ModelError if sequences of `max_model_len` tokens have more positions than the model."""
+        if max_model_len > self.longest:
+            raise ModelError(f"max-model-len {max_model_len} exceeds the model's {self.longest} positions")
+
     def layers_of(self, partition: int, num_partitions: int) -> range:
         """Return the layers of one inter-layer partition, divided evenly; the first ones get one more.
 

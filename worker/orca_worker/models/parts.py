@@ -30,6 +30,7 @@ from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.quantized_checkpoints.reading import Weight, joined, read_weight
 from orca_worker.quantized_checkpoints.weight_format import MapPart, WeightFormat
 from orca_worker.rope import Rope
+from orca_worker.stored_head import with_stored_head
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ def build(config: ModelConfig, checkpoint: Checkpoint, spec: PartitionSpec) -> M
 
     Logs one line if the kernels lack an operation of the model, which plain torch then computes.
     """
+    if spec.last:
+        config = with_stored_head(config, checkpoint)
     operations = Operations(spec.kernels)
     adapters = Adapters(spec.adapters, spec.kernels, checkpoint.dtype, spec.device, spec.adapters_change)
     model = config.build(Parts(Scope(checkpoint), spec, operations, [], config.weight_format, adapters))

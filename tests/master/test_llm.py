@@ -1,0 +1,54 @@
+"""What `LLM` does before its workers start, and with an error of one prompt; generations are in tests/system."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from orca_master.engine.config import offline_config
+from orca_master.errors import ConfigurationError, EngineError
+from orca_master.llm import LLM
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "fp16"}, "dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
+        ({"admission": "pagd"}, "admission: 'pagd' is not one of reserve, paged"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy: 'lifo' is not one of "),
+        ({"max_batch_size": 0}, "max_batch_size: 0 is below 1"),
+        ({"kv_slots": -5}, "kv_slots: -5 is below 1"),
+    ],
+)
+def test_mistakes_in_the_options_are_named(options, words):
+    with pytest.raises(ConfigurationError, match=f"^{words}"):
+        LLM("/nowhere", **options)
+
+
+def test_no_number_of_prompts_is_refused_unless_the_program_says_so():
+    assert min(offline_config({}).max_queued_requests, offline_config({}).max_queued_tokens) > 10**12
+    assert offline_config({"max_queued_requests": 5}).max_queued_requests == 5
+
+
+def test_the_error_of_one_prompt_cancels_the_others():
+    ended = []
+
+    async def pieces(generation: Any) -> AsyncIterator[list[Any]]:
+        try:
+            if generation.number == 2:
+                raise EngineError("workers failed on it")
+            await asyncio.sleep(60)
+            yield []
+        finally:
+            ended.append(generation.number)
+
+    llm: Any = object.__new__(LLM)
+    llm._endpoint = SimpleNamespace(generator=SimpleNamespace(pieces=pieces))
+    generations = [SimpleNamespace(number=number, choices=()) for number in range(4)]
+    with pytest.raises(EngineError, match="workers failed"):
+        asyncio.run(asyncio.wait_for(llm._collect_all(generations), 30))
+    assert sorted(ended) == [0, 1, 2, 3]

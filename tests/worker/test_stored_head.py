@@ -1,0 +1,58 @@
+"""A checkpoint whose config.json ties the head to the embedding, and which stores a head all the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from orca_worker.checkpoint import Checkpoint
+from safetensors.torch import load_file, save_file
+from support.partitions import PartitionedModel
+from transformers import AutoModelForCausalLM
+
+TOKENS = [5, 3, 8, 1]
+
+
+def with_head(folder: Path, destination: Path, change: float) -> Path:
+    """Copy a model with a tied head, and store its embedding, changed, as its head."""
+    shutil.copytree(folder, destination)
+    file = destination / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights.get("model.embed_tokens.weight", weights.get("transformer.wte.weight"))
+    head = embedding.clone()
+    head[-1] += change
+    save_file({**weights, "lm_head.weight": head}, file, {"format": "pt"})
+    return destination
+
+
+@pytest.mark.parametrize("change", [0.0, 0.5], ids=["equal", "different"])
+@pytest.mark.parametrize(("variant", "num_partitions", "ranks"), [("llama-gqa-tied", 2, 2), ("gpt2-head64-tied", 1, 1)])
+def test_a_stored_head_that_differs_is_used_as_in_transformers(
+    variant, num_partitions, ranks, change, checkpoint, tmp_path, caplog
+):
+    path = with_head(checkpoint(variant), tmp_path / "model", change)
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(path)(torch.tensor([TOKENS])).logits[0]
+        tied = AutoModelForCausalLM.from_pretrained(checkpoint(variant))(torch.tensor([TOKENS])).logits[0]
+    assert torch.equal(expected, tied) == (not change)
+    model = PartitionedModel(path, num_partitions, ranks)
+    logits = model.logits(model.iteration([(0, 0, TOKENS)], max_tokens=16))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert ("lm_head.weight differs from" in caplog.text) == bool(change)
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        (torch.arange(12.0).reshape(4, 3), True),
+        (torch.arange(12.0).reshape(3, 4), False),
+        (torch.arange(12.0).reshape(4, 3).to(torch.bfloat16), False),
+        (torch.tensor([*range(11), 0.0]).reshape(4, 3), False),
+    ],
+)
+def test_equal_tensors(other, equal, tmp_path, monkeypatch):
+    monkeypatch.setattr("orca_worker.checkpoint.CHUNK_VALUES", 6)  # two rows at a time
+    save_file({"a": torch.arange(12.0).reshape(4, 3), "b": other}, tmp_path / "model.safetensors")
+    assert Checkpoint(tmp_path, torch.float32, torch.device("cpu"), lambda _: None).are_equal("a", "b") == equal
