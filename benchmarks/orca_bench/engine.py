@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
         arguments.kv_cache_dtype,
         arguments.attention_backend,
         arguments.all_reduce,
+        longest,
     )
     facts = circumstances(arguments.seed)
     print(line(facts))

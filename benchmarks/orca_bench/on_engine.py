@@ -50,6 +50,7 @@ class EngineSpec:
     kv_cache_dtype: KvCacheDtype = "auto"
     attention_backend: AttentionBackend = "auto"
     all_reduce: AllReduce = "library"
+    max_model_len: int | None = None
 
 
 class LiveEngine:
@@ -134,6 +135,7 @@ async def live_engine(spec: EngineSpec, addresses: list[str]) -> AsyncIterator[L
         path=str(spec.model),
         served_name=spec.model.name,
         dtype=spec.dtype,
+        max_model_len=spec.max_model_len,
         quantization=spec.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from orca_master.commands import batch
+from orca_master.commands.batch import MOST_LATE
 
 Answer = Callable[[int], Awaitable[web.Response]]
 
@@ -113,18 +114,20 @@ def test_what_the_server_cannot_accept_yet_is_sent_again(tmp_path, status):
     assert {response["status_code"] for response in answers(tmp_path).values()} == {200}
 
 
-def test_a_request_that_took_too_long_is_not_sent_again_against_the_servers_advice(tmp_path):
-    """It would take as long again: the batch could never end."""
-    write_input(tmp_path, 2)
+@pytest.mark.parametrize(("num_late", "status"), [(MOST_LATE - 1, 200), (MOST_LATE, 408)])
+def test_a_request_that_takes_too_long_again_and_again_is_refused(tmp_path, monkeypatch, num_late, status):
+    """The wait in a queue may have been the reason the first time; a batch must end nevertheless."""
+    monkeypatch.setattr(batch, "FIRST_WAIT_SECONDS", 0.01)
+    write_input(tmp_path, 1)
 
     async def late_first(number: int) -> web.Response:
         late = web.json_response({"error": {}}, status=408, headers={"X-Should-Retry": "false"})
-        return await ok(number) if number else late
+        return await ok(number) if number >= num_late else late
 
     with server(late_first) as (url, bodies):
-        assert run(tmp_path, url) == 1
-    assert len(bodies) == 2
-    assert sorted(response["status_code"] for response in answers(tmp_path).values()) == [200, 408]
+        assert run(tmp_path, url) == (status != 200)
+    assert len(bodies) == MOST_LATE
+    assert [response["status_code"] for response in answers(tmp_path).values()] == [status]
 
 
 def test_patience_begins_with_a_failure(tmp_path):

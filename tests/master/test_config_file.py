@@ -44,10 +44,11 @@ def test_an_option_of_the_command_line_replaces_that_of_the_file(argument, tmp_p
     ]  # fmt: skip
 
 
-def test_on_and_off_are_values(tmp_path):
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("true", "on"), ("'on'", "on")])
+def test_on_and_off_are_values_of_the_option_that_has_them(text, value, tmp_path):
     file = tmp_path / "config.yaml"
-    file.write_text("deterministic: on\nother: off\nno-lookahead: true\nenforce-eager: false")
-    assert with_config_file(["--config", str(file)]) == ["--deterministic=on", "--other=off", "--no-lookahead"]
+    file.write_text(f"deterministic: {text}\nno-lookahead: yes\nenforce-eager: off")
+    assert with_config_file(["--config", str(file)]) == [f"--deterministic={value}", "--no-lookahead"]
 
 
 def test_without_the_option_nothing_changes():

@@ -20,8 +20,8 @@ from orca_master.llm import LLM
         ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
         ({"admission": "pagd"}, "admission: 'pagd' is not one of reserve, paged"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy: 'lifo' is not one of "),
-        ({"max_batch_size": 0}, "max_batch_size: 0 is below 1"),
-        ({"kv_slots": -5}, "kv_slots: -5 is below 1"),
+        ({"max_batch_size": 0}, "max_batch_size: 0 is not a whole number of at least 1"),
+        ({"kv_slots": 1.5}, "kv_slots: 1.5 is not a whole number of at least 1"),
     ],
 )
 def test_mistakes_in_the_options_are_named(options, words):

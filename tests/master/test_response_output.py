@@ -146,6 +146,7 @@ def test_log_probabilities_of_markers_and_of_space_before_a_text_are_left_out():
         (["</think>", " Hel", "lo STOP"], "Hello", 2),
         (["</think>", "\n\n", "\ufffd", "\ufffd"], "é", 2),
         (["a", "b"], "ab", 2),
+        (["</think>", "\n", "Hi"], "\nHi", 2),
         (["x"], "y", 1),
     ],
 )
@@ -155,6 +156,13 @@ def test_log_probabilities_of_the_first_text_begin_with_its_first_token(tokens, 
         output.feed(text(""), [{**LOGPROB, "token": token}])
     events = output.feed(text(said), [{**LOGPROB, "token": tokens[-1]}])
     assert [entry["token"] for entry in events[-1]["logprobs"]] == tokens[-kept:]
+
+
+def test_all_log_probabilities_are_kept_where_all_tokens_belong_to_texts():
+    """A token that may begin a stop string waits, whatever the next one is."""
+    output = ResponseOutput("resp_1", lambda index: "", is_plain=True)
+    output.feed(text(""), [{**LOGPROB, "token": "-"}])
+    assert len(output.feed(text("-"), [{**LOGPROB, "token": "-"}])[-1]["logprobs"]) == 2
 
 
 def test_a_piece_that_ends_a_call_and_begins_a_text_completes_the_call_first():

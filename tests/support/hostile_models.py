@@ -136,6 +136,11 @@ def both(*changes: Callable[[Path], Any]) -> Callable[[Path], None]:
     return change
 
 
+def removed(name: str) -> Callable[[Path], None]:
+    """Remove a file."""
+    return lambda folder: (folder / name).unlink()
+
+
 def linked(name: str, target: str) -> Callable[[Path], None]:
     """Replace a file by a symbolic link."""
 
@@ -210,6 +215,28 @@ def integers(fields: dict[str, Any], scope: str = QUERY_MAP, **changes: Any) -> 
 
 
 HUGE = {"type": "BPE", "vocab": {}, "merges": [["a", "zzz"]]}
+INDICES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    ": a FIFO": (fifo(INDEX), "not a regular file"),
+    ": a list": (text(INDEX, "[]"), "a JSON object is expected"),
+    ": no weight_map": (objects(INDEX, metadata={}), "weight_map is missing"),
+    ": weight_map a list": (objects(INDEX, weight_map=[]), "weight_map a list of 0: "),
+    ": weight_map of numbers": (objects(INDEX, weight_map={"a": 1}), "weight_map.a 1: "),
+    ": 1 GiB": (sparse(INDEX, 1 << 30), "at most 4194304 are read"),
+    " names a file elsewhere": (index("../model.safetensors"), "weight_map names '../model.safetensors'"),
+    " names an absolute path": (index("/dev/zero"), "weight_map names '/dev/zero'"),
+    " names a pickle": (index("pytorch_model.bin"), "weight_map names 'pytorch_model.bin'"),
+    " names a FIFO": (both(index("x.safetensors"), fifo("x.safetensors")), "x.safetensors: not a regular file"),
+    " names a missing file": (index("x.safetensors"), "x.safetensors: No such file"),
+    " names a file without the tensors": (
+        both(index("x.safetensors"), text("x.safetensors", safetensors({}, b""))),
+        "although model.safetensors.index.json names this file",
+    ),
+    " names a link elsewhere": (
+        both(index("x.safetensors"), linked("x.safetensors", "/proc/self/mem")),
+        "a link out of the model's folder",
+    ),
+}
+"""Indices of a folder without a single file, which would be read in their place."""
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     # config.json: the file
     "config: missing": (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
@@ -321,25 +348,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         text(WEIGHTS, safetensors({name: value for name, value in header().items() if name != QUERY})),
         f"tensor {QUERY} is missing",
     ),
-    "index: a FIFO": (fifo(INDEX), "not a regular file"),
-    "index: a list": (text(INDEX, "[]"), "a JSON object is expected"),
-    "index: no weight_map": (objects(INDEX, metadata={}), "weight_map is missing"),
-    "index: weight_map a list": (objects(INDEX, weight_map=[]), "weight_map a list of 0: "),
-    "index: weight_map of numbers": (objects(INDEX, weight_map={"a": 1}), "weight_map.a 1: "),
-    "index: 1 GiB": (sparse(INDEX, 1 << 30), "at most 4194304 are read"),
-    "index names a file elsewhere": (index("../model.safetensors"), "weight_map names '../model.safetensors'"),
-    "index names an absolute path": (index("/dev/zero"), "weight_map names '/dev/zero'"),
-    "index names a pickle": (index("pytorch_model.bin"), "weight_map names 'pytorch_model.bin'"),
-    "index names a FIFO": (both(index("x.safetensors"), fifo("x.safetensors")), "x.safetensors: not a regular file"),
-    "index names a missing file": (index("x.safetensors"), "x.safetensors: No such file"),
-    "index names a file without the tensors": (
-        both(index("x.safetensors"), text("x.safetensors", safetensors({}, b""))),
-        "although model.safetensors.index.json names this file",
-    ),
-    "index names a link elsewhere": (
-        both(index("x.safetensors"), linked("x.safetensors", "/proc/self/mem")),
-        "a link out of the model's folder",
-    ),
+    **{f"index{name}": (both(removed(WEIGHTS), change), words) for name, (change, words) in INDICES.items()},
     # stop tokens
     "end of sequence [[1]]": (objects("generation_config.json", eos_token_id=[[1]]), "eos_token_id"),
     "end of sequence -1": (objects("generation_config.json", eos_token_id=-1), "eos_token_id"),

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from orca_worker.weight_headers import INDEX
 from support.hub import REPOSITORY, Hub
 from support.served import eventually
 from support.variants import one_short
@@ -71,14 +72,25 @@ def test_everything_that_is_needed_once(hub, tmp_path):
     assert len(hub.sent) == before, "what is there is not fetched again"
 
 
-def test_weights_of_another_revision_are_removed(hub, tmp_path):
+def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, tmp_path):
     """What is read from a folder depends on the names of the files in it."""
     folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("model.safetensors", "model-00009-of-00009.safetensors", "notes.txt"):
-        (folder / name).write_bytes(b"older")
     assert fetch(hub, folder)[0] == 0
-    assert present(folder) == {*hub.files, "notes.txt"} - {"README.md", "pytorch_model.bin"}
+    (folder / "mine.safetensors").write_bytes(b"not downloaded")
+    sharded = {name for name in hub.files if name.endswith(".safetensors") or name == INDEX}
+    hub.files = {name: body for name, body in hub.files.items() if name not in sharded}
+    hub.files["model.safetensors"] = b"one file"
+    assert fetch(hub, folder, "--without-weights")[0] == 0
+    assert sharded <= present(folder)
+    assert fetch(hub, folder)[0] == 0
+    assert present(folder) == {*hub.files, "mine.safetensors"} - {"README.md", "pytorch_model.bin"}
+
+
+def test_a_single_file_is_fetched_in_place_of_the_files_of_an_index(hub, tmp_path):
+    """It is the one that is read."""
+    hub.files["model.safetensors"] = b"one file"
+    assert fetch(hub, tmp_path / "model", "--partition", "1/2")[0] == 0
+    assert {name for name in present(tmp_path / "model") if name.endswith(".safetensors")} == {"model.safetensors"}
 
 
 def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):

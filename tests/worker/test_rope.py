@@ -34,6 +34,13 @@ def test_a_scaling_holds_in_either_form_as_in_transformers(fields):
     assert (rope.type, rope.theta) == (expected["rope_type"], expected["rope_theta"]) == ("yarn", 1e6)
 
 
+@pytest.mark.parametrize("kind", [{"rope_type": "llama3"}, {"type": "llama3", "rope_theta": None}])
+def test_a_scaling_that_repeats_the_parameters_drops_nothing(kind):
+    parameters = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 8192}
+    rope = read_rope(file_of(rope_scaling={**kind, "factor": 8.0}, rope_parameters=parameters))
+    assert (rope.type, rope.theta, rope.original_max_positions) == ("llama3", 5e5, 8192)
+
+
 def test_a_scaling_that_would_drop_the_base_is_refused():
     """As model cards tell users to add it, to a file of transformers 5."""
     both = file_of(rope_scaling=YARN, rope_parameters={"rope_type": "default", "rope_theta": 1e6})

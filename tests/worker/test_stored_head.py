@@ -44,15 +44,20 @@ def test_a_stored_head_that_differs_is_used_as_in_transformers(
 
 
 @pytest.mark.parametrize(
-    ("other", "equal"),
+    ("other", "differs"),
     [
-        (torch.arange(12.0).reshape(4, 3), True),
-        (torch.arange(12.0).reshape(3, 4), False),
+        (torch.arange(12.0).reshape(4, 3), False),
         (torch.arange(12.0).reshape(4, 3).to(torch.bfloat16), False),
-        (torch.tensor([*range(11), 0.0]).reshape(4, 3), False),
+        (torch.tensor([*range(11), 0.0]).reshape(4, 3), True),
+        (torch.arange(12.0).reshape(3, 4), False),
+        (torch.arange(12, dtype=torch.int8).reshape(4, 3), False),
     ],
+    ids=["equal", "equal in another dtype", "different", "of another shape", "integers"],
 )
-def test_equal_tensors(other, equal, tmp_path, monkeypatch):
+def test_which_heads_differ(other, differs, tmp_path, monkeypatch):
+    """A head that the model could not use is left out, as before: the embedding is the head."""
     monkeypatch.setattr("orca_worker.checkpoint.CHUNK_VALUES", 6)  # two rows at a time
     save_file({"a": torch.arange(12.0).reshape(4, 3), "b": other}, tmp_path / "model.safetensors")
-    assert Checkpoint(tmp_path, torch.float32, torch.device("cpu"), lambda _: None).are_equal("a", "b") == equal
+    checkpoint = Checkpoint(tmp_path, torch.float32, torch.device("cpu"), lambda _: None)
+    assert checkpoint.differ("a", "b", (4, 3)) == differs
+    assert not checkpoint.differ("a", "c", (4, 3))

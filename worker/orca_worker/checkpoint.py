@@ -101,15 +101,22 @@ class Checkpoint:
         self._on_read(self._bytes_read)
         return tensor.to(self._device)
 
-    def are_equal(self, first: str, second: str) -> bool:
-        """Return True if two tensors [rows, columns] have the same dtype, shape and values; raise ModelError."""
-        headers = [self._headers.tensor(name) for name in (first, second)]
-        if (headers[0].shape, headers[0].dtype) != (headers[1].shape, headers[1].dtype):
+    def differ(self, first: str, second: str, shape: tuple[int, ...]) -> bool:
+        """Return True if two tensors of `shape` [rows, columns] have different values in `dtype`; raise ModelError.
+
+        False if the second one is not there, or has another shape or integers, as none that the model could use.
+        """
+        try:
+            if self._headers.tensor(second).shape != shape:
+                return False
+        except ModelError:
             return False
         stored = [self._open(self._headers.file_of[name]).get_slice(name) for name in (first, second)]
-        num_rows, num_columns = headers[0].shape
-        step = max(1, CHUNK_VALUES // max(1, num_columns))
-        return all(torch.equal(*(tensor[row : row + step] for tensor in stored)) for row in range(0, num_rows, step))
+        step = max(1, CHUNK_VALUES // max(1, shape[1]))
+        return any(
+            not torch.equal(*(tensor[row : row + step].to(self.dtype) for tensor in stored))
+            for row in range(0, shape[0], step)
+        )
 
     def place(self, prefix: str) -> str:
         """Return the folder and a name prefix, for error messages."""

@@ -23,7 +23,7 @@ from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 from orca_worker.errors import ModelError
 from orca_worker.fetch_source import FetchError, RemoteFile, Source
 from orca_worker.model_config import read_model_config
-from orca_worker.weight_headers import INDEX, read_index
+from orca_worker.weight_headers import INDEX, SINGLE, read_index
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     files = source.list()
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
-    _remove_others(folder, files)
     names = []
     for name in sorted(filter(TEXT.match, files)):
         if (size := files[name].size) > TOKENIZER_BYTES:
@@ -78,6 +77,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
         for name in weight_names:
             _download(source, folder, files[name])
         names += weight_names
+        _remove_others(folder, files)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:
@@ -85,15 +85,23 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
 
 
 def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
-    """Remove weights, and their index, of another revision: a model is read from whatever is there."""
-    for path in sorted(folder.iterdir()):
-        if path.name not in files and (path.name == INDEX or WEIGHTS.match(path.name)):
-            path.unlink()
-            logger.info("%s: removed, the source does not have it", path.name)
+    """Remove weights, and their index, that an earlier call has downloaded of a revision which had others.
+
+    A model is read from whatever is there.
+    """
+    for name in _verified(folder / VERIFIED):
+        if name not in files and (name == INDEX or WEIGHTS.match(name)) and (folder / name).is_file():
+            (folder / name).unlink()
+            logger.info("%s: removed, the source does not have it", name)
 
 
 def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tuple[int, int] | None) -> list[str]:
-    """Return the names of the weight files: all, or those with tensors of the partition's layers or outside layers."""
+    """Return the names of the weight files: all, or those with tensors of the partition's layers or outside layers.
+
+    A single file is read although there is an index (weight_headers.py).
+    """
+    if SINGLE in files:
+        return [SINGLE]
     if INDEX not in files:
         weight_files = sorted(filter(WEIGHTS.match, files))
         if not weight_files:

@@ -125,12 +125,21 @@ def _rope_fields(file: RotaryFile) -> RopeFields:
 
     Raises ModelError where that would drop a rope_theta.
     """
-    given = [fields for fields in (file.rope_scaling, file.rope_parameters) if fields and fields.model_fields_set]
-    if len(given) > 1 and not (given[0].rope_theta or file.rope_theta):
-        base = given[1].rope_theta or THETA
-        if base != THETA:
-            raise ModelError(f"rope_scaling replaces rope_parameters: add rope_theta {base:g}, or move its fields")
-    return given[0] if given else RopeFields()
+    scaling, parameters = file.rope_scaling, file.rope_parameters
+    if scaling is None or not scaling.model_fields_set:
+        return parameters or RopeFields()
+    if parameters is None or _adds_nothing(scaling, parameters):
+        return parameters or scaling
+    base = parameters.rope_theta or THETA
+    if base != THETA and not (scaling.rope_theta or file.rope_theta):
+        raise ModelError(f"rope_scaling replaces rope_parameters: add rope_theta {base:g}, or move its fields there")
+    return scaling
+
+
+def _adds_nothing(scaling: RopeFields, parameters: RopeFields) -> bool:
+    kinds = {fields.rope_type or fields.type or "default" for fields in (scaling, parameters)}
+    names = scaling.model_fields_set - {"rope_type", "type"}
+    return len(kinds) == 1 and all(getattr(scaling, name) in (None, getattr(parameters, name)) for name in names)
 
 
 def inverse_frequencies(

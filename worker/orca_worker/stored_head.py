@@ -24,8 +24,8 @@ def with_stored_head(config: Config, checkpoint: Checkpoint) -> Config:
     """Return the configuration, without a tied head if the checkpoint has another; raise ModelError."""
     if not config.tied_head or HEAD not in checkpoint:
         return config
-    embedding, _ = next(iter(config.tensors(0, 1, checkpoint.names)))
-    if checkpoint.are_equal(embedding, HEAD):
+    embedding, shape = next(iter(config.tensors(0, 1, checkpoint.names)))
+    if not checkpoint.differ(embedding, HEAD, shape):
         return config
     logger.warning("tie_word_embeddings is true, but %s differs from %s: the stored head is used", HEAD, embedding)
     return dataclasses.replace(config, tied_head=False)

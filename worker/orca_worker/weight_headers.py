@@ -109,8 +109,8 @@ class WeightHeaders:
 
     def _tensor_files(self) -> dict[str, str]:
         """Return tensor → file name, from the index if there is no single file, as transformers does."""
-        single = self._single
-        if single == SINGLE and not _is_there(self._folder / SINGLE) and _is_there(self._folder / INDEX):
+        single, index = self._single, self._folder / INDEX
+        if single == SINGLE and not (self._folder / SINGLE).exists() and (index.is_symlink() or index.exists()):
             return read_index(self._folder)
         try:
             self._headers[single] = read_header(self._folder, single)
@@ -121,10 +121,6 @@ class WeightHeaders:
             expected = f"{SINGLE} or {INDEX}" if single == SINGLE else single
             raise FileError(f"{self._folder}: no weights: {expected} is expected{hint}") from error
         return dict.fromkeys(self._headers[single], single)
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_symlink() or path.exists()
 
 
 def read_index(folder: Path) -> dict[str, str]:

@@ -30,8 +30,9 @@ from orca_master.errors import ConfigurationError
 
 MOST_CONCURRENCY = 1024
 TEMPORARY = frozenset({408, 429, 502, 503, 504})
-"""Statuses of a server that is full, starts, or ends: the request is sent again, unless the server advises against it,
-as after its timeout. Every other status is final."""
+"""Statuses of a server that is full, starts, or ends: the request is sent again. Every other status is final."""
+MOST_LATE = 3
+"""Attempts of a request that takes longer than the server allows, its wait included (`X-Should-Retry: false`)."""
 FIRST_WAIT_SECONDS = 1.0
 CHECK_SECONDS = 10.0
 MOST_WAIT_SECONDS = 30.0
@@ -107,13 +108,14 @@ class Batch:
         """Return the final answer; raise ServerUnavailable."""
         shortest = FIRST_WAIT_SECONDS
         first_failure: float | None = None
+        num_late = 0
         while True:
             wait = shortest
             try:
                 async with session.post(self._settings.url + request.url, json=request.body) as response:
                     text = await response.text(errors="replace")
-                    is_final = response.headers.get("x-should-retry") == "false"
-                    if is_final or response.status not in TEMPORARY:
+                    num_late += response.headers.get("x-should-retry") == "false"
+                    if num_late == MOST_LATE or response.status not in TEMPORARY:
                         request_id = response.headers.get("x-request-id", uuid4().hex)
                         return BatchAnswer(request.custom_id, response.status, request_id, _decoded(text))
                     failure = f"HTTP {response.status}: {text[:200]}"

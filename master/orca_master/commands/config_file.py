@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
 from orca_master.errors import ConfigurationError
+
+ON_OFF = frozenset({"--deterministic"})
+"""Options with the values on and off, which YAML reads as booleans."""
 
 
 def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
@@ -23,7 +25,7 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     import yaml  # only for this option: every start would pay
 
     try:
-        values = yaml.load(known.config.read_text(encoding="utf-8"), _loader())
+        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -44,24 +46,10 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     return arguments + rest
 
 
-def _loader() -> Any:
-    """Return YAML's safe loader, with the booleans of YAML 1.2: `on` and `off` are values of options."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Booleans are true and false only."""
-
-    kind = "tag:yaml.org,2002:bool"
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != kind]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    Loader.add_implicit_resolver(kind, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-    return Loader
-
-
 def _as_arguments(name: str, value: Any) -> list[str]:
     option = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool) and option in ON_OFF:
+        return [f"{option}={'on' if value else 'off'}"]
     if value is True:
         return [option]
     if value is False and name.replace("_", "-").startswith(

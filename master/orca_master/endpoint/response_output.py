@@ -29,12 +29,17 @@ Event = dict[str, Any]
 
 
 class ResponseOutput:
-    """State of one response. `response_id`: the items' ids are derived from it; `call_id`: the id of the n-th call."""
+    """State of one response.
 
-    def __init__(self, response_id: str, call_id: Callable[[int], str]) -> None:
+    `response_id`: the items' ids are derived from it; `call_id`: the id of the n-th call; `is_plain`: all tokens belong
+    to texts, none to calls or reasoning.
+    """
+
+    def __init__(self, response_id: str, call_id: Callable[[int], str], is_plain: bool = False) -> None:
         self.items: list[OutputItem] = []
         self._suffix = response_id.rpartition("_")[2]
         self._call_id = call_id
+        self._is_plain = is_plain
         self._is_open = False
         """True while the last item can grow."""
         self._texts: list[str] = []
@@ -82,7 +87,7 @@ class ResponseOutput:
         logprobs, self._logprobs = self._logprobs, []
         if not self._continues("message"):
             self._begin_message(events)
-            logprobs = _of_text(logprobs, text)
+            logprobs = logprobs if self._is_plain else _of_text(logprobs, text)
         message = self.items[-1]
         assert message["type"] == "message"
         message["content"][0]["logprobs"] += logprobs
@@ -162,17 +167,19 @@ def _of_text(logprobs: list[Logprob], text: str) -> list[Logprob]:
 
     Others precede them: the end of the reasoning or of a call, and white space, which the text lacks.
     """
-    tokens, text = [entry["token"] for entry in logprobs], text.lstrip()
+    tokens = [entry["token"] for entry in logprobs]
     joined = "".join(tokens)
-    place = start = len(joined)
-    """Of the token, and of the first character behind it that is no white space."""
-    for index in reversed(range(len(tokens))):
-        token = tokens[index]
-        place -= len(token)
-        if stripped := token.lstrip():
-            start = place + len(token) - len(stripped)
-        if joined.startswith(text, start):
-            return logprobs[index:]
+    starts = list(itertools.accumulate(map(len, tokens[:-1]), initial=0))
+    for place in reversed(range(len(tokens))):
+        if joined.startswith(text, starts[place]):
+            return logprobs[place:]
+    first = len(joined)
+    """Character behind a token's place that is no white space, which a message may lack at its beginning."""
+    for place in reversed(range(len(tokens))):
+        if stripped := tokens[place].lstrip():
+            first = starts[place] + len(tokens[place]) - len(stripped)
+        if joined.startswith(text, first):
+            return logprobs[place:]
     # The text of a part of a character is no part of the text.
     parts = itertools.takewhile(lambda token: REPLACEMENT in token, reversed(tokens))
     return logprobs[len(tokens) - sum(1 for _ in parts) :] or logprobs

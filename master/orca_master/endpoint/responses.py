@@ -132,11 +132,12 @@ def _answer(
             return []
         return [cast("Logprob", token_logprob(endpoint.codec, piece).model_dump())]
 
+    parser = endpoint.answers.parser(chat)
     return ResponseAnswer(
         begun_response(body, response_id, generation.created, endpoint.name_of(body.model), store),
         generation.prompt_tokens,
-        endpoint.answers.parser(chat),
-        ResponseOutput(response_id, call_id),
+        parser,
+        ResponseOutput(response_id, call_id, parser.is_plain),
         logprobs,
         time.time,
     )

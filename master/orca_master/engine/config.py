@@ -148,6 +148,7 @@ def offline_config(options: Mapping[str, Any]) -> EngineConfig:
         if (value := getattr(config, name)) not in choices:
             raise ConfigurationError(f"{name}: {value!r} is not one of {', '.join(choices)}")
     for name in ("max_batch_size", "token_budget", "kv_slots", "max_queued_requests", "max_queued_tokens"):
-        if (number := getattr(config, name)) is not None and number < 1:
-            raise ConfigurationError(f"{name}: {number} is below 1")
+        number = getattr(config, name)
+        if number is not None and not (isinstance(number, int) and number >= 1):
+            raise ConfigurationError(f"{name}: {number!r} is not a whole number of at least 1")
     return config

@@ -100,11 +100,13 @@ class IncrementalDecoder:
             self._incomplete.clear()
             return new
         self._incomplete.append(token)
-        return self._give_up() if len(self._incomplete) > MOST_HELD or self._holds_skipped_only() else ""
+        return self._give_up() if len(self._incomplete) > MOST_HELD or self._holds_a_skipped_token() else ""
 
-    def _holds_skipped_only(self) -> bool:
-        """Return True if the stream holds special tokens without a text, and no others."""
-        return self._skips and not self._decode(self._incomplete) and bool(self._decode(self._incomplete, skips=False))
+    def _holds_a_skipped_token(self) -> bool:
+        """Return True if the stream holds one token, which is special and skipped."""
+        if not self._skips or len(self._incomplete) > 1 or self._decode(self._incomplete):
+            return False
+        return bool(self._decode(self._incomplete, skips=False))
 
     def _give_up(self) -> str:
         """Return the text of the incomplete tokens as it is, and begin a new stream."""
