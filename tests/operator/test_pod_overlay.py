@@ -260,3 +260,16 @@ def test_unset_fields_change_no_revision():
     assert revision_hash(parse("demo", {**MINIMAL, **{"worker": SPEC["worker"]}})) != revision_hash(
         parse("demo", MINIMAL)
     )
+
+
+@pytest.mark.parametrize(
+    ("overlay", "policy"),
+    [
+        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
+        ({"hostNetwork": True, "dnsPolicy": "None"}, "None"),
+        ({"hostNetwork": False}, None),
+    ],
+)
+def test_pods_on_the_network_of_their_node_resolve_names_of_the_cluster(overlay, policy):
+    _, workers = workloads(with_template("worker", overlay))
+    assert workers["spec"]["template"]["spec"].get("dnsPolicy") == policy

