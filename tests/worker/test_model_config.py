@@ -12,6 +12,7 @@ from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
+from transformers import MistralConfig
 
 CPU = torch.device("cpu")
 
@@ -69,7 +70,7 @@ def test_older_rope_fields_mean_the_same(copy):
         {"layer_types": ["chunked_attention"]},
         {"layer_types": "none", "max_window_layers": -1},
         {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 0, "layer_types": ["linear_attention"] * 9},
-        {"architectures": ["MistralForCausalLM"], "layer_types": ["linear_attention"], "max_window_layers": -1},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None, "layer_types": 1, "max_window_layers": -1},
         {"rope_scaling": False},
         {"rope_parameters": False},
         {"max_position_embeddings": 256.0},
@@ -84,6 +85,14 @@ def test_fields_that_a_family_does_not_use_and_whole_floats(copy, changes):
     assert set(config.windows) == {None}
     assert isinstance(config.max_positions, int)
     assert isinstance(config.rope.original_max_positions, int)
+
+
+@pytest.mark.parametrize(("value", "window"), [(..., 4096), (None, None), (40, 40)])
+def test_the_window_of_mistral(copy, value, window):
+    """A file without the field has transformers' default."""
+    path = copy("mistral-gqa")
+    edit(path, sliding_window=value)
+    assert set(read_model_config(path).windows) == {window} == {MistralConfig.from_pretrained(path).sliding_window}
 
 
 @pytest.mark.parametrize("value", [256.5, True, "256", 0.0, 1e300])

@@ -5,11 +5,11 @@ Sources: Jiang et al., 2023 (Mistral); Yang et al., 2024 (Qwen2) and 2025 (Qwen3
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from orca_worker.config_schema import MAX_HEADS, MAX_LAYERS, Count, whole
+from orca_worker.config_schema import MAX_COUNT, MAX_HEADS, MAX_LAYERS, Count, whole
 from orca_worker.errors import ModelError
 from orca_worker.models.llama import LlamaConfig, LlamaFields
 
@@ -17,13 +17,14 @@ LayerTypes = Annotated[list[Literal["full_attention", "sliding_attention"]], Fie
 
 
 class MistralFile(LlamaFields):
-    """config.json of Mistral: all layers have the sliding window, if there is one."""
+    """config.json of Mistral: all layers have the sliding window; null and 0 are none."""
 
-    sliding_window: Count | None = None
+    sliding_window: Annotated[int, Field(ge=0, le=MAX_COUNT), BeforeValidator(whole)] = 4096
+    off_if_null: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
 
     def config(self) -> LlamaConfig:
         """See ConfigFile."""
-        windows = (self.sliding_window,) * self.num_hidden_layers
+        windows = (self.sliding_window or None,) * self.num_hidden_layers
         return LlamaConfig(**self.facts("mistral") | {"windows": windows})
 
 
