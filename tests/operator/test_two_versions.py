@@ -142,7 +142,7 @@ def test_an_edit_under_a_newer_operator_changes_only_what_was_edited(monkeypatch
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_two_operators_at_the_same_time_write_ever_less_often(monkeypatch):
     """Each of them would write at every pass of the other one, for ever. Pods are not touched, and an edit is fast."""
     now = [0.0]

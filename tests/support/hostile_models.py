@@ -304,7 +304,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         rope(rope_type="llama3", factor=8.0, low_freq_factor=4.0),
         "high_freq_factor 4.0 is not above",
     ),
-    "window 0": (config(architectures=["MistralForCausalLM"], sliding_window=0), "sliding_window 0: "),
+    "window -1": (config(architectures=["MistralForCausalLM"], sliding_window=-1), "sliding_window -1: "),
     "layer types": (
         config(
             architectures=["Qwen2ForCausalLM"],

@@ -37,7 +37,7 @@ DRAFT_MODEL = ("--speculative-model", "{folder}/model")
 """The model itself: it is right about all requests without an adapter."""
 VARIANTS = [
     ("-pp", "2", "--speculative-tokens", "6", "--api-processes", "2", "--scheduling-policy", "priority"),
-    ("-tp", "2", "--speculative-tokens", "4", *DRAFT_MODEL),
+    pytest.param(("-tp", "2", "--speculative-tokens", "4", *DRAFT_MODEL), marks=pytest.mark.exhaustive),
     pytest.param(("-tp", "2", "--speculative-tokens", "6"), marks=pytest.mark.exhaustive),
     pytest.param(("--replicas", "2", "--target-itl", "20"), marks=pytest.mark.exhaustive),
     pytest.param(("-pp", "2", "-tp", "2", "--no-enable-prefix-caching"), marks=pytest.mark.exhaustive),

@@ -87,12 +87,14 @@ def test_fields_that_a_family_does_not_use_and_whole_floats(copy, changes):
     assert isinstance(config.rope.original_max_positions, int)
 
 
-@pytest.mark.parametrize(("value", "window"), [(..., 4096), (None, None), (40, 40)])
+@pytest.mark.parametrize(("value", "window"), [(..., 4096), (None, None), (40, 40), (0, None)])
 def test_the_window_of_mistral(copy, value, window):
-    """A file without the field has transformers' default."""
+    """A file without the field has transformers' default; 0, with which no token would see any, counts as null."""
     path = copy("mistral-gqa")
     edit(path, sliding_window=value)
-    assert set(read_model_config(path).windows) == {window} == {MistralConfig.from_pretrained(path).sliding_window}
+    assert (
+        set(read_model_config(path).windows) == {window} == {MistralConfig.from_pretrained(path).sliding_window or None}
+    )
 
 
 @pytest.mark.parametrize("value", [256.5, True, "256", 0.0, 1e300])
