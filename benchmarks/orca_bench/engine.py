@@ -66,8 +66,7 @@ def main(argv: list[str]) -> int:
     facts = circumstances(arguments.seed)
     print(line(facts))
     try:
-        model = model_command(spec.model, spec.num_partitions, spec.num_ranks, longest, spec.quantization, devices[0])
-        check(model)
+        check(model_command(spec.model, spec.num_partitions, spec.num_ranks, longest, spec.quantization, spec.device))
         with LocalWorkers(spec.num_partitions) as workers:
             rows = asyncio.run(measure(spec, workers.addresses, arguments))
     except ConfigurationError as error:

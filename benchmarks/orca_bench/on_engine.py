@@ -35,7 +35,10 @@ ITERATION_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Model and engine options. `slots` K/V slots, at most `longest_iteration` tokens per iteration."""
+    """Model and engine options. `slots` K/V slots, at most `longest_iteration` tokens per iteration.
+
+    `max_model_len`: most tokens of a sequence, None for the model's.
+    """
 
     model: Path
     num_partitions: int = 1

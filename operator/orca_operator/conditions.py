@@ -44,8 +44,8 @@ CONDITIONS: Mapping[str, str] = {
     "otherwise reason and message are its own, or `KindNotServed`, `AutoscalerRejected`, `AutoscalerPending`",
     "TLSReady": "the pods of the serving revision use mutual TLS; reason `PlaintextRevision`: the revision was created "
     "before TLS was the default, and the next revision will use TLS",
-    "FullyApplied": "every field is implemented, the cluster serves every required kind, and the master has applied "
-    "every change",
+    "FullyApplied": "every field is implemented, the cluster serves every required kind, the API server does not fail "
+    "the operator's calls, and the master has applied every change",
 }
 LIVE_TIMEOUTS_VERSION = 4
 """Version of the contract from which on masters change timeouts and admission while they run."""

@@ -57,7 +57,7 @@ WORKER_OPTIONS: Mapping[str, str] = {
 
 
 def cel(options: Mapping[str, str]) -> str:
-    """Return the rule that no text of a list is one of the options, or an abbreviation, which argparse accepts."""
+    """Return the rule that no text of a list is one of the options, or an abbreviation, which earlier images accept."""
     return f"self.all(arg, !arg.startsWith('-') || !{sorted(options)}.exists(o, o.startsWith(arg.split('=')[0])))"
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from orca_contract.reasons import Reason
 
@@ -229,13 +230,9 @@ class Reconciler:
         status = make_status(situation, previous)
         reason = str(find_condition(status, "Ready")["reason"])
         self._metrics.set_reason(key, reason)
-        written = await asyncio.to_thread(parts.status.write, resource, status, previous)
-        if written is None:
-            self.store.drop_deployment(key)
-        elif written is not resource:
-            self.store.update_deployment(written, deleted=False)
+        changes_status = await self._write_status(key, parts, resource, status)
         is_over = reason in RESTING and len(result.view.observed.revisions()) <= 1
-        deployment.rests = is_over and not result.changes and written is resource
+        deployment.rests = is_over and not result.changes and not changes_status
         return True
 
     async def _name_failure(self, key: Key, deployment: _Deployment, failure: ClusterError) -> None:
@@ -243,12 +240,19 @@ class Reconciler:
         resource, parts = self.store.deployment(key), deployment.parts
         if resource is None or parts is None:
             return
-        previous: Mapping[str, object] = resource.get("status") or {}
-        status = with_failure(previous, str(failure), int(resource["metadata"]["generation"]), self._clock())
+        generation = int(resource["metadata"]["generation"])
+        status = with_failure(resource.get("status") or {}, str(failure), generation, self._clock())
         with contextlib.suppress(ClusterError):
-            written = await asyncio.to_thread(parts.status.write, resource, status, previous)
-            if written is not None and written is not resource:
-                self.store.update_deployment(written, deleted=False)
+            await self._write_status(key, parts, resource, status)
+
+    async def _write_status(self, key: Key, parts: Parts, resource: Object, status: dict[str, Any]) -> bool:
+        """Write a status that differs; return whether it does. Raises ClusterError."""
+        written = await asyncio.to_thread(parts.status.write, resource, status, resource.get("status") or {})
+        if written is None:
+            self.store.drop_deployment(key)
+        elif written is not resource:
+            self.store.update_deployment(written, deleted=False)
+        return written is not resource
 
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
         """Return the OrcaDeployment, None if it does not exist. Lists its children if that is due."""

@@ -26,8 +26,10 @@ def test_it_listens():
         assert address == client.getsockname()
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
+NEEDS_IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6)])
 def test_a_listener_at_all_addresses_accepts_ipv4_and_ipv6(client):
     with listen(ALL_ADDRESSES, 0, shared=True) as listener:
         socket.create_connection((client, listener.getsockname()[1]), timeout=60).close()

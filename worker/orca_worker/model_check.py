@@ -83,7 +83,7 @@ def check_model(
                 raise ModelError(f"{folder}: tensor {name} has shape {list(stored.shape)}, {list(shape)} is expected")
             sizes[name] = stored.num_bytes
     config.check_length(max_model_len)
-    _check_length(folder, config, max_model_len or config.max_positions, weights.num_bytes())
+    _check_tables(folder, config, max_model_len or config.max_positions, weights.num_bytes())
     read_adapters(adapters, config, weights.file_of)
     return CheckedModel(config, sum(sizes.values()))
 
@@ -99,7 +99,7 @@ def _check_described(folder: Path, name: str, stored: Container[str], weight_for
                 )
 
 
-def _check_length(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:
+def _check_tables(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:
     """Raise ModelError if tables of `max_model_len` positions would be larger than the weights."""
     if config.rope is None:  # position embeddings are weights
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the controller reads configurations without torch
 TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 MAX_FACTOR = 65536.0
 THETA = 10_000.0
-"""Where config.json has none."""
+"""`rope_theta` of a config.json without one."""
 
 Base = Annotated[float, Field(gt=1, le=1e12)]
 
@@ -50,6 +50,11 @@ class RopeFields(ModelFile):
     mscale: Annotated[float, Field(ge=0, le=1e6)] | None = None
     mscale_all_dim: Annotated[float, Field(ge=0, le=1e6)] | None = None
     truncate: bool | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of the scaling."""
+        return self.rope_type or self.type or "default"
 
 
 class RotaryFile(ConfigFile):
@@ -91,7 +96,7 @@ def read_rope(file: RotaryFile) -> Rope:
     Raises ModelError for an unsupported type, or a missing or invalid parameter.
     """
     parameters = _rope_fields(file)
-    kind = parameters.rope_type or parameters.type or "default"
+    kind = parameters.kind
     if kind not in TYPES:
         raise ModelError(f"rope_type {quote(kind)} is not supported: {', '.join(TYPES)} are")
     if {parameters.partial_rotary_factor, file.partial_rotary_factor} - {None, 1.0}:
@@ -137,9 +142,10 @@ def _rope_fields(file: RotaryFile) -> RopeFields:
 
 
 def _adds_nothing(scaling: RopeFields, parameters: RopeFields) -> bool:
-    kinds = {fields.rope_type or fields.type or "default" for fields in (scaling, parameters)}
+    """Return True if all that `scaling` says stands in `parameters`, too."""
     names = scaling.model_fields_set - {"rope_type", "type"}
-    return len(kinds) == 1 and all(getattr(scaling, name) in (None, getattr(parameters, name)) for name in names)
+    repeated = all(getattr(scaling, name) in (None, getattr(parameters, name)) for name in names)
+    return repeated and scaling.kind == parameters.kind
 
 
 def inverse_frequencies(

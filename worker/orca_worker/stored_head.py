@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TypeVar
 
 from orca_worker.checkpoint import Checkpoint
 from orca_worker.models.family import ModelConfig
 
 HEAD = "lm_head.weight"
 
-Config = TypeVar("Config", bound=ModelConfig)
-
 logger = logging.getLogger(__name__)
 
 
-def with_stored_head(config: Config, checkpoint: Checkpoint) -> Config:
+def with_stored_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     """Return the configuration, without a tied head if the checkpoint has another; raise ModelError."""
     if not config.tied_head or HEAD not in checkpoint:
         return config

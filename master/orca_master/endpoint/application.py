@@ -135,7 +135,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.exception_handler(RequestTimeoutError)
     async def _timeout(_: Request, error: RequestTimeoutError) -> JSONResponse:
-        return _final(error_response(408, str(error), code="request_timeout"))
+        return _without_retry(error_response(408, str(error), code="request_timeout"))
 
     @app.exception_handler(QueueFullError)
     async def _full(_: Request, error: QueueFullError) -> JSONResponse:
@@ -148,7 +148,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.exception_handler(EngineError)
     async def _failed(_: Request, error: EngineError) -> JSONResponse:
-        return _final(error_response(500, str(error), code="engine_error"))
+        return _without_retry(error_response(500, str(error), code="engine_error"))
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:
@@ -161,7 +161,7 @@ def _add_errors(app: FastAPI, endpoint: Endpoint) -> None:
         return error_response(500, f"internal error: {type(error).__name__}")
 
 
-def _final(response: JSONResponse) -> JSONResponse:
+def _without_retry(response: JSONResponse) -> JSONResponse:
     """Return the response with the header that keeps official clients from repeating the request after 408 or 5xx."""
     response.headers["X-Should-Retry"] = "false"
     return response

@@ -18,7 +18,6 @@ from orca_master.endpoint.prompt_logprobs import PromptNumbers, TextOffsets, Tok
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
-from orca_master.text.detokenizer import NUM_BEFORE
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -153,8 +152,8 @@ class CompletionFormat:
         return logprobs
 
     def _answer_offsets(self, generation: Generation, index: int, start: int) -> TextOffsets:
-        before = generation.prompt_of(index)[-NUM_BEFORE:]
-        self._offsets[index] = self._texts.offsets(start, self._body.skip_special_tokens, before)
+        prompt = generation.prompt_of(index)
+        self._offsets[index] = self._texts.offsets(start, self._body.skip_special_tokens, before=prompt)
         return self._offsets[index]
 
 

@@ -173,8 +173,7 @@ def _of_text(logprobs: list[Logprob], text: str) -> list[Logprob]:
     for place in reversed(range(len(tokens))):
         if joined.startswith(text, starts[place]):
             return logprobs[place:]
-    first = len(joined)
-    """Character behind a token's place that is no white space, which a message may lack at its beginning."""
+    first = len(joined)  # the next character that is no white space, which a message may lack at its beginning
     for place in reversed(range(len(tokens))):
         if stripped := tokens[place].lstrip():
             first = starts[place] + len(tokens[place]) - len(stripped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,6 @@ class WorkerOwner(enum.Enum):
     """A supervisor such as a kubelet restarts the workers: lost pipelines recover, workers outlive the engine."""
 
 
-MOST = 2**63 - 1
 LONGEST_SECONDS = 300.0
 """Maximum of an automatic stall timeout. Ranks wait so long for each other."""
 
@@ -142,7 +142,7 @@ def offline_config(options: Mapping[str, Any]) -> EngineConfig:
 
     The program submits all its prompts at once, and has no other server to try: no number of them is refused.
     """
-    unbounded = {"max_expected_wait": math.inf, "max_queued_requests": MOST, "max_queued_tokens": MOST}
+    unbounded = {"max_expected_wait": math.inf, "max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
     config = EngineConfig(**{**unbounded, **options})
     for name, choices in {"admission": LEDGERS, "scheduling_policy": POLICIES}.items():
         if (value := getattr(config, name)) not in choices:

@@ -12,8 +12,8 @@ from orca_master.text.stop_strings import StopSearch
 from orca_master.text.tokenizer_errors import errors_as
 
 MOST_HELD = 16
-"""Most tokens whose text is not complete: what a stream holds is decoded again with each further token. More than a
-character has bytes, because tokens may end within characters one after another."""
+"""Most tokens without a complete text: a stream decodes what it holds again with each further token. More than the
+tokens of a character, because one token after another may end within a character."""
 MOST_BYTES = 4
 """Most bytes, and so most tokens, of a character."""
 NUM_BEFORE = 16
@@ -104,21 +104,21 @@ class IncrementalDecoder:
 
     def _holds_a_skipped_token(self) -> bool:
         """Return True if the stream holds one token, which is special and skipped."""
-        if not self._skips or len(self._incomplete) > 1 or self._decode(self._incomplete):
+        if not self._skips or len(self._incomplete) > 1 or self._decode(self._incomplete, skips=True):
             return False
         return bool(self._decode(self._incomplete, skips=False))
 
     def _give_up(self) -> str:
         """Return the text of the incomplete tokens as it is, and begin a new stream."""
-        text = self._decode(self._incomplete)
+        text = self._decode(self._incomplete, self._skips)
         self._incomplete.clear()
         self._stream = self._new_stream()
         return text
 
-    def _decode(self, tokens: Sequence[int], skips: bool | None = None) -> str:
+    def _decode(self, tokens: Sequence[int], skips: bool) -> str:
         assert self._tokenizer is not None
         with errors_as(RequestError, "the model's tokenizer fails on tokens of the answer or before it: "):
-            return self._tokenizer.decode(tokens, skip_special_tokens=self._skips if skips is None else skips)
+            return self._tokenizer.decode(tokens, skip_special_tokens=skips)
 
     def _new_stream(self) -> DecodeStream:
         """Return a stream whose next text follows the text of `_before`, if that ends with a character.
@@ -128,5 +128,5 @@ class IncrementalDecoder:
         before: Sequence[int] = ()
         if self._tokenizer is not None and self._before:
             parts = (self._before[start:] for start in range(MOST_BYTES))
-            before = next((part for part in parts if not self._decode(part).endswith(REPLACEMENT)), ())
+            before = next((part for part in parts if not self._decode(part, self._skips).endswith(REPLACEMENT)), ())
         return DecodeStream(ids=list(before), skip_special_tokens=self._skips)

@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from orca_kernels.interface import AttentionForm
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
-from orca_worker.config_schema import MAX_COUNT, MAX_HEADS, Heads, whole
+from orca_worker.config_schema import MAX_HEADS, Heads
 from orca_worker.errors import ModelError
 from orca_worker.models.family import ModelPartition, Named
 from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp, LlamaPartition
-from orca_worker.models.llama_relatives import LayerTypes
+from orca_worker.models.llama_relatives import LayerTypes, Window
 from orca_worker.residual import Residual
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Gemma2File(LlamaFields):
     tie_word_embeddings: bool = True
     hidden_activation: str = "gelu_pytorch_tanh"
     query_pre_attn_scalar: Annotated[float, Field(ge=1e-6, le=1e12)] = 256.0
-    sliding_window: Annotated[int, Field(ge=0, le=MAX_COUNT), BeforeValidator(whole)] = 4096
+    sliding_window: Window = 4096
     layer_types: LayerTypes | None = None
     attn_logit_softcapping: Cap = 50.0
     final_logit_softcapping: Cap = 30.0

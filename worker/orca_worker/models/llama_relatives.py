@@ -15,11 +15,14 @@ from orca_worker.models.llama import LlamaConfig, LlamaFields
 
 LayerTypes = Annotated[list[Literal["full_attention", "sliding_attention"]], Field(max_length=MAX_LAYERS)]
 
+Window = Annotated[int, Field(ge=0, le=MAX_COUNT), BeforeValidator(whole)]
+"""Tokens that a token with a sliding window sees, itself included; 0: all before it."""
+
 
 class MistralFile(LlamaFields):
     """config.json of Mistral: all layers have the sliding window; null and 0 are none."""
 
-    sliding_window: Annotated[int, Field(ge=0, le=MAX_COUNT), BeforeValidator(whole)] = 4096
+    sliding_window: Window = 4096
     off_if_null: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
 
     def config(self) -> LlamaConfig:
