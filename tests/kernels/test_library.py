@@ -100,6 +100,20 @@ def test_a_library_has_the_products_that_its_target_does_not_leave_to_onednn(nam
         assert hasattr(loaded, f"orca_linear_{dtype}") or dtype in target.onednn_products
 
 
+def test_an_image_gets_a_library_of_every_level(monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    library.build_all(tmp_path / "built")
+    written = {path.name: path.read_text() for path in (tmp_path / "built").iterdir()}
+    assert set(written) == {library.file_name(target.level) for target in TARGETS}
+    assert len(set(written.values())) == len(written), "each with the instructions of its level"
+    compiler.write_text("#!/bin/sh\necho no such option >&2; exit 1\n")
+    with pytest.raises(library.CompilerError, match="no such option"):
+        library.build_all(tmp_path / "other")
+
+
 @pytest.mark.long
 def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path, caplog):
     """And logs what takes so long."""
@@ -121,7 +135,7 @@ def test_of_ranks_that_start_at_once_one_builds(cache, monkeypatch, tmp_path, ca
     assert isinstance(kernels_for(CPU, torch.float32), CpuKernels)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_library_beside_the_sources_comes_first(cache, monkeypatch, tmp_path):
     level = library.usable_targets(processor_flags())[0].level
     library.build(level, tmp_path / "built" / library.file_name(level))

@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from orca_kernels.cpu.targets import AVX512, TARGETS, TILES, CpuTarget, processor_flags
@@ -146,9 +147,7 @@ def build(level: str, path: Path) -> None:
 
     If another process builds the same file, wait for that build for up to BUILD_SECONDS.
     """
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
-        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}); install one or set CXX")
+    compiler = _compiler()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
@@ -156,6 +155,25 @@ def build(level: str, path: Path) -> None:
                 _compile(compiler, level, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{path.parent}: {error}") from error
+
+
+def build_all(folder: Path) -> None:
+    """Compile for every level into a folder in which nobody else builds; raise BuildError or CompilerError."""
+    compiler = _compiler()
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [
+            pool.submit(_compile, compiler, level, folder / file_name(level))
+            for level in sorted({target.level for target in TARGETS})
+        ]:
+            done.result()
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}); install one or set CXX")
+    return compiler
 
 
 def _compile(compiler: str, level: str, path: Path) -> None:
@@ -218,5 +236,4 @@ def _digest() -> str:
 
 
 if __name__ == "__main__":
-    for level in sorted({target.level for target in TARGETS}):
-        build(level, BUILT / file_name(level))
+    build_all(BUILT)
