@@ -36,12 +36,19 @@ def test_a_release_beside_a_crd_of_kubectl(cluster: Kubernetes, operator: str, n
         namespace.deploy(demo_spec(suspend=True))
         notes = release("install", "second", namespace.name, rules)
         assert "was installed by kubectl" in notes
-        assert f"kubectl annotate crd {CRD} {RELEASE_NAME}=second {RELEASE_NAMESPACE}={namespace.name}" in notes
+        hand_over = [
+            line.split()[1:] for line in notes.splitlines() if line.startswith("   kubectl ") and f"crd {CRD}" in line
+        ]
+        assert hand_over[0][-2:] == [f"{RELEASE_NAME}=second", f"{RELEASE_NAMESPACE}={namespace.name}"]
         assert "Succeeded" in helm("test", "second", "--namespace", namespace.name).stdout
 
         pods = ("deployment", "second")
         assert "annotations" not in namespace.get(*pods)["spec"]["template"]["metadata"]
-        release("upgrade", "second", namespace.name, rules, "podAnnotations.team=a")
+        for command in hand_over:
+            cluster.kubectl(*command)
+        notes = release("upgrade", "second", namespace.name, rules, "podAnnotations.team=a")
+        assert CRD not in notes
+        assert CRD in helm("get", "manifest", "second", "--namespace", namespace.name).stdout
         assert namespace.get(*pods)["spec"]["template"]["metadata"]["annotations"] == {"team": "a"}
         assert "Succeeded" in helm("test", "second", "--namespace", namespace.name).stdout
 
@@ -49,9 +56,10 @@ def test_a_release_beside_a_crd_of_kubectl(cluster: Kubernetes, operator: str, n
         assert "NotFound" in namespace.kubectl("get", *pods, check=False)
         assert crd_uid(cluster) == uid, "the CRD and the deployments of its kind stay"
         assert namespace.get("orca", "demo")["spec"]["suspend"] is True
-    finally:  # the hand-over, as the NOTES print it
-        cluster.kubectl("annotate", "crd", CRD, f"{RELEASE_NAME}=orca", f"{RELEASE_NAMESPACE}={operator}")
-        cluster.kubectl("label", "crd", CRD, f"{MANAGED_BY}=Helm")
+    finally:
+        owner = (f"{RELEASE_NAME}=orca", f"{RELEASE_NAMESPACE}={operator}")
+        cluster.kubectl("annotate", "--overwrite", "crd", CRD, *owner)
+        cluster.kubectl("label", "--overwrite", "crd", CRD, f"{MANAGED_BY}=Helm")
 
 
 def test_a_release_that_brings_its_crd(cluster: Kubernetes, operator: str, namespace: Namespace):

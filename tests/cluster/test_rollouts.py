@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.edits import POLL_SECONDS, edit, pods, ready, serves, take_effect
+from support.edits import POLL_SECONDS, edit, ready, serves, staying, take_effect
 from support.kubernetes import Namespace, demo_spec, eventually, worker_settings
 from support.pod_streams import streams_go_on
 
 CAUSE_SECONDS = 30
 """From an edit to its cause in the status."""
 BACK_SECONDS = 120
-"""From the way back to the end of the broken revision's pods."""
+"""From the way back to the deletion of the broken revision's pods."""
 SETTINGS = worker_settings(resources={"requests": {"cpu": "10m", "memory": "256Mi"}})
 SPEC = demo_spec(model={"uri": "file:///models/demo", "dtype": "float32"}, worker=SETTINGS)
 BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,14 +39,15 @@ def test_a_broken_edit_changes_nothing_that_serves(namespace: Namespace, broken:
     namespace.deploy(SPEC)
     namespace.wait_ready()
     with streams_go_on(namespace) as numbers:
-        serving = pods(namespace)
+        serving = staying(namespace)
         if broken == "quota":
             namespace.apply(quota(len(namespace.items("pods"))))
         named = take_effect(namespace, changes, lambda status: ready(status)["reason"] == reason, CAUSE_SECONDS)
         assert ready(namespace.get("orca", "demo")["status"])["status"] == "False"
-        assert serving <= pods(namespace), "nothing that serves is deleted"
+        assert serving <= staying(namespace), "nothing that serves is deleted"
         back = take_effect(namespace, removed(changes, SPEC), serves, BACK_SECONDS)
-        assert eventually(lambda: pods(namespace) == serving, BACK_SECONDS, POLL_SECONDS), "nothing is restarted"
+        ended = eventually(lambda: staying(namespace) == serving, BACK_SECONDS, POLL_SECONDS)
+        assert ended, f"nothing is restarted: {staying(namespace)} were {serving}"
     assert min(numbers) >= 1
     assert min(named.fewest, back.fewest) >= 1
     print(f"{broken}: {reason} after {named.seconds:.1f} s; {back.seconds:.1f} s back; at least {named.fewest} served")
@@ -72,11 +73,11 @@ def test_a_pod_setting_is_edited_while_a_broken_edit_is_stuck(namespace: Namespa
     namespace.deploy(SPEC)
     namespace.wait_ready()
     with streams_go_on(namespace) as numbers:
-        before = pods(namespace)
+        before = staying(namespace)
         reason, changes = BROKEN["image"]
         take_effect(namespace, changes, lambda status: ready(status)["reason"] == reason, CAUSE_SECONDS)
-        broken = pods(namespace) - before
+        broken = staying(namespace) - before
         edit(namespace, removed(changes, SPEC) | {"restart": {"id": "2"}})
-        assert eventually(lambda: not (before | broken) & pods(namespace), BACK_SECONDS, POLL_SECONDS)
+        assert eventually(lambda: not (before | broken) & staying(namespace), BACK_SECONDS, POLL_SECONDS)
         namespace.wait_ready()
     assert min(numbers) >= 1

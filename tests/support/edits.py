@@ -62,6 +62,14 @@ def pods(namespace: Namespace) -> set[str]:
     return {pod["metadata"]["uid"] for pod in namespace.pods()}
 
 
+def staying(namespace: Namespace) -> set[str]:
+    """Return the uids of the deployment's pods that are not being deleted.
+
+    A kubelet of 1.20 may take minutes to end a pod whose image it could not pull.
+    """
+    return {pod["metadata"]["uid"] for pod in namespace.pods() if "deletionTimestamp" not in pod["metadata"]}
+
+
 def evict(namespace: Namespace, pod: str) -> None:
     """Evict a pod, as `kubectl drain` does."""
     eviction = {
