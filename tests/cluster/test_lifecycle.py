@@ -157,6 +157,7 @@ def test_a_namespaced_operator_reads_only_its_namespace(cluster: Kubernetes, ope
         scale(cluster, operator, 1)
 
 
+@pytest.mark.long
 def test_an_operator_that_is_killed_at_any_point_changes_nothing(namespace: Namespace, operator: str):
     """A local operator is killed after 0.8, 1.0 … s of its first passes; what comes out is as if it never had been."""
     scale(namespace.cluster, operator, 0)

@@ -125,7 +125,7 @@ def weights_in(namespace: Namespace, pod: dict) -> set[str]:
 
 
 SHAPES = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
-IN_CI = [(1, 3), (2, 2)]
+IN_CI = [(2, 2)]
 
 
 @pytest.mark.parametrize(

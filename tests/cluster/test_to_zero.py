@@ -92,7 +92,11 @@ def test_twenty_waiting_requests_bring_an_idle_deployment_back(namespace: Namesp
             id="a rejected spec",
             marks=pytest.mark.long,
         ),
-        pytest.param([{"restart": {"id": "2"}}, {"restart": {"id": "3"}}, {"restart": None}], id="edited back"),
+        pytest.param(
+            [{"restart": {"id": "2"}}, {"restart": {"id": "3"}}, {"restart": None}],
+            id="edited back",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_an_edit_loses_no_waiting_request(namespace: Namespace, operator: str, edits):

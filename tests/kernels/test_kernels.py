@@ -88,7 +88,8 @@ def test_attention_over_scattered_blocks(kernels, dtype, parts, heads, head_dim,
 @pytest.mark.parametrize(
     "parts",
     [
-        *(pytest.param(parts, marks=pytest.mark.long) for parts in ([(4095, 1), (0, 1)], [(4000, 96)])),
+        pytest.param([(4095, 1), (0, 1)], marks=pytest.mark.long),
+        pytest.param([(4000, 96)], marks=pytest.mark.exhaustive),
         [(0, 130), (700, 1), (64, 64), (63, 1)],
     ],
     ids=str,

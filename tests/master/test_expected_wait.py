@@ -26,10 +26,11 @@ MIXES = {
     "few slots": (Mix((20, 200), (100, 300)), Setting(num_blocks=300)),
     "few slots, paged": (Mix((20, 200), (100, 300), (0.3, 1.0)), Setting(num_blocks=300, admission="paged")),
 }
+LONG = ("early stops", "two partitions", "few slots, paged")
 BOUND = 20.0
 
 
-@pytest.mark.parametrize("name", one_short(MIXES))
+@pytest.mark.parametrize("name", one_short(MIXES, long=LONG))
 def test_in_a_steady_overload_estimates_are_within_a_factor_of_two(name):
     mix, setting = MIXES[name]
     simulation = Simulation(setting, BOUND)
@@ -43,7 +44,7 @@ def test_in_a_steady_overload_estimates_are_within_a_factor_of_two(name):
     assert len(simulation.refused) > len(steady), "two thirds are refused"
 
 
-@pytest.mark.parametrize("name", one_short(MIXES))
+@pytest.mark.parametrize("name", one_short(MIXES, long=LONG))
 def test_at_the_onset_nobody_is_accepted_into_a_wait_far_beyond_the_bound(name):
     """From an idle server that has measured nothing; and the queue is used up to the bound."""
     mix, setting = MIXES[name]

@@ -298,7 +298,7 @@ def test_without_a_prefix_cache_nothing_is_shared():
     assert ledger.blocks_to_admit(second) == 3
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @settings(max_examples=2000)
 @given(configs, shapes, st.integers(8, 14), scripts, st.integers(1, 2), st.sampled_from(sorted(LEDGERS)))
 def test_two_thousand_histories_of_shared_blocks(config, shapes, num_blocks, script, pipelines, policy):

@@ -94,7 +94,7 @@ requests = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 20)), max_size=
 """Requests: seconds since the one before began, and seconds that it takes."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @settings(max_examples=settings.default.max_examples * 2 // 5)  # an example takes more than a second
 @given(requests, st.integers(0, 60), st.integers(1, 20), st.integers(1, 40))
 def test_a_history_of_requests(gaps, delay, formation, interval):

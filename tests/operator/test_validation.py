@@ -174,7 +174,7 @@ def test_unknown_fields_are_kept_where_kubernetes_adds_some(settings):
     assert verdict.defaulted["spec"]["worker"][field] == settings[field]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_both_agree_on_specs_that_were_damaged_at_random():
     """Rows with up to three values replaced by values of other types; without rules, which assume the schema."""
     rng = random.Random(14)

@@ -48,7 +48,7 @@ def walk(protocol: Protocol, chance: random.Random, folder: Path) -> Counter[str
     return twin.covered
 
 
-SEEDS = [(1, 40), *(pytest.param(seed, 200, marks=pytest.mark.long) for seed in (2, 3))]
+SEEDS = [(1, 40), pytest.param(2, 200, marks=pytest.mark.long), pytest.param(3, 200, marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.parametrize(("seed", "num_walks"), SEEDS)

@@ -176,7 +176,7 @@ def test_a_response_belongs_to_its_key(served, client):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("processes", [pytest.param("0", marks=pytest.mark.exhaustive), "2"])
 @pytest.mark.parametrize(
     ("seconds", "count", "length"), [("60", 1, 600), ("1", 3, LONG)], ids=["time-enough", "too-little-time"]
 )

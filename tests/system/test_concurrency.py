@@ -11,13 +11,13 @@ from orca_master.engine.config import EngineConfig
 from support.checkpoints import VARIANTS, VOCABULARY, make_prompts
 from support.engines import engine_over, topology
 from support.served import eventually, serve, value
-from support.variants import one_short
+from support.variants import ONE_PER_FAMILY, one_short
 
 NAME = "llama-gqa-tied"
 
 
 @pytest.mark.parametrize("admission", ["reserve", pytest.param("paged", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("variant", one_short(VARIANTS, NAME))
+@pytest.mark.parametrize("variant", one_short(VARIANTS, NAME, ONE_PER_FAMILY))
 def test_alone_and_in_a_batch_of_16(variant, admission, checkpoint, worker_pool):
     """Greedy and sampled requests of many lengths: the same tokens alone as among 15 others."""
     # The first two start alone, one on each partition; from then on 16 of the 17 share a batch.

@@ -108,7 +108,7 @@ def test_rounds_of_requests_and_a_killed_rank(run_folder, options):
         assert any("is lost: " in line for line in served.log)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_a_killed_master(run_folder, tmp_path):
     """Streams go on where they were, and what has no stream is asked again."""

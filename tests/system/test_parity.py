@@ -8,20 +8,13 @@ import pytest
 from orca_master.engine.config import EngineConfig
 from support.checkpoints import VARIANTS
 from support.engines import engine_over, topology
-from support.variants import variant_params
+from support.variants import partitioned_variant_params
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
 
 
-@pytest.mark.parametrize(
-    ("partitions", "ranks"),
-    [
-        *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 1), (2, 1), (3, 1), (1, 2))),
-        (2, 2),
-    ],
-)
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize(("variant", "partitions", "ranks"), partitioned_variant_params())
 def test_greedy_tokens_equal_transformers(variant, partitions, ranks, checkpoint, references, worker_pool):
     """Prompts of 1, 2, 33 and 600 tokens, sent together; 5 layers do not divide evenly by 2 or 3."""
     expected = references(variant, LENGTHS, NUM_TOKENS)

@@ -17,7 +17,13 @@ POISON = 77
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("end", "cause"), [("raise", f"no kernel for token {POISON}"), ("crash", "killed by SIGSEGV")])
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        pytest.param("raise", f"no kernel for token {POISON}", marks=pytest.mark.exhaustive),
+        ("crash", "killed by SIGSEGV"),
+    ],
+)
 def test_a_request_on_which_ranks_fail_ends_alone(checkpoint, end, cause):
     prompts = {f"r{index}": (10 + index, 20, 30) for index in range(5)}
 

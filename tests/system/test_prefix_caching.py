@@ -16,7 +16,6 @@ from support.checkpoints import make_prompts, with_tokenizer
 from support.engines import engine_over, topology
 from support.random_arrivals import SAMPLING, Case, play
 from support.served import serve, value
-from support.variants import one_short
 
 NAME = "llama-gqa-tied"
 
@@ -29,7 +28,14 @@ def requests() -> list[Case]:
     return [(prompt, 8 + 5 * (index % 3), SAMPLING[index % 4]) for index, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("ranks", one_short([(2, 1), (1, 1), (1, 2)]))
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (2, 1),
+        pytest.param((1, 1), marks=pytest.mark.exhaustive),
+        pytest.param((1, 2), marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("admission", ["reserve", "paged"])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_the_cache_changes_no_token(checkpoint, worker_pool, ranks, admission, dtype):

@@ -279,7 +279,9 @@ def test_the_parent_gives_the_port_up_when_the_server_ends(endless):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", ["parent", "master", "controller"])
+@pytest.mark.parametrize(
+    "victim", ["master", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("parent", "controller"))]
+)
 def test_a_kill_in_the_middle_of_work_leaves_nothing(endless, victim):
     """Results are under way on every socket at that moment."""
     with serve(endless, "--pipeline-parallel-size", "2") as served:

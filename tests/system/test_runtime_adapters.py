@@ -321,7 +321,7 @@ def test_a_killed_master_continues_the_requests_of_adapters(made, tmp_path):
         assert tokens(ask(server, "sql", **long)) == undisturbed
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_killed_master_continues_the_batches_of_adapters(made, tmp_path):
     """The lines of an adapter have its tokens also after the restart, which leaves its name free."""
     model, adapters, _ = made

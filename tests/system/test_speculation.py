@@ -45,7 +45,7 @@ def unmeasured(monkeypatch):
     ("name", "ranks", "admission"),
     [
         ("llama-gqa-tied", (1, 1), "paged"),
-        pytest.param("gpt2-head64-tied", (2, 1), "reserve", marks=pytest.mark.long),
+        pytest.param("gpt2-head64-tied", (2, 1), "reserve", marks=pytest.mark.exhaustive),
         pytest.param("llama-gqa-tied", (1, 2), "paged", marks=pytest.mark.long),
         pytest.param("gpt2-head64-tied", (1, 1), "reserve", marks=pytest.mark.exhaustive),
         pytest.param("gpt2-head64-tied", (1, 2), "reserve", marks=pytest.mark.exhaustive),
@@ -61,7 +61,7 @@ def test_drafts_change_no_token(checkpoint, worker_pool, name, ranks, admission)
     "options",
     [
         pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.long),
-        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.long),
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.exhaustive),
         pytest.param({"quantization": "int8"}, marks=pytest.mark.exhaustive),
     ],
 )
@@ -74,7 +74,7 @@ def test_drafts_change_no_token_of_other_types(checkpoint, worker_pool, options)
     ("name", "ranks", "admission"),
     [
         ("gpt2-head64-tied", (1, 1), "paged"),
-        pytest.param("gpt2-head64-tied", (1, 2), "paged", marks=pytest.mark.long),
+        pytest.param("gpt2-head64-tied", (1, 2), "paged", marks=pytest.mark.exhaustive),
         pytest.param("llama-gqa-tied", (2, 1), "reserve", marks=pytest.mark.long),
         pytest.param("llama-gqa-tied", (2, 2), "paged", marks=pytest.mark.exhaustive),
     ],

@@ -150,7 +150,7 @@ def test_answers_to_three_hundred_schemas_validate(served):
     assert num_cut <= len(suite) * 0.05
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_answer_that_max_tokens_cuts_is_the_beginning_of_one_that_validates(served):
     """The same seed draws the same tokens, however many may follow."""
 
@@ -320,7 +320,11 @@ def test_tokens_do_not_depend_on_the_rest_of_the_batch(served):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [("-pp", "2", "--api-processes", "2"), ("-tp", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [("-pp", "2", "--api-processes", "2"), pytest.param(("-tp", "2"), marks=pytest.mark.exhaustive)],
+    ids=" ".join,
+)
 def test_partitions_ranks_and_api_processes_change_no_token(served, model, options):
     bodies = [{"structured_outputs": {"json": PERSON}, "seed": number, "return_token_ids": True} for number in range(4)]
     expected = [complete(served.url, **body)["choices"] for body in bodies]

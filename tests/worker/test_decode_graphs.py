@@ -107,7 +107,7 @@ class Recorded:
                 assert untouched.isnan().all(), "a row wrote into a block that it was not given"
 
 
-@pytest.mark.parametrize("num_partitions", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_partitions", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("variant", EMULATED_VARIANTS)
 def test_cuda_increments_equal_transformers(variant, num_partitions, checkpoint, references, launcher):
     expected = references(variant, LENGTHS, NUM_TOKENS)

@@ -15,7 +15,7 @@ from support.cpu_targets import load as load_target
 from support.cpu_targets import tile_target
 from support.fake_quantization import round_inputs, round_weights
 from support.partitions import PartitionedModel
-from support.variants import one_short, variant_params
+from support.variants import one_short, partitioned_variant_params, variant_params
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
@@ -63,11 +63,7 @@ class CountingKernels(CpuKernels):
         return self.maps[-1]
 
 
-@pytest.mark.parametrize(
-    ("num_partitions", "ranks"),
-    [*(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 1), (2, 1), (3, 1), (1, 2))), (2, 2)],
-)
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize(("variant", "num_partitions", "ranks"), partitioned_variant_params())
 def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, references):
     """fp32 within 1e-4, after every token: whole prompts, chunks beside increments, increments alone."""
     expected = references(variant, LENGTHS, NUM_TOKENS)

@@ -108,7 +108,7 @@ def test_a_process_that_has_imported_torch_stays_as_it_is(monkeypatch):
         "import torch.utils._content_store",  # fails unless torch._prims is imported first
         pytest.param(
             "torch.compile(lambda x: torch.nn.functional.gelu(x @ x.T), backend='aot_eager')(torch.ones(2, 3))",
-            marks=pytest.mark.long,
+            marks=pytest.mark.exhaustive,
         ),
     ],
     ids=["module", "compiler"],
