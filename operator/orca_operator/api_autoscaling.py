@@ -38,7 +38,9 @@ class Keda(Part):
         None,
         description="Number of pipelines without any load, less than minReplicas. 0 has no effect: use minReplicas: 0.",
     )
-    fallback: Fallback | None = Field(None, description="The number of pipelines while the metrics cannot be read.")
+    fallback: Fallback | None = Field(
+        None, description="The number of pipelines while the metrics cannot be read. Needs KEDA 2.17."
+    )
 
 
 class Autoscaling(Part):
@@ -60,7 +62,9 @@ class Autoscaling(Part):
         80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
     )
     scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        300, description="Time of low load before a pipeline is removed; over 3600: 3600."
+        300,
+        description="Time of low load before a pipeline is removed; over 3600: 3600, but the last pipeline of "
+        "minReplicas: 0 stays for the whole time.",
     )
     behavior: pod_api.Behavior | None = Field(
         None,

@@ -39,6 +39,8 @@ API_VERSIONS = {
     KIND: API_VERSION,
 }
 """Every kind that the operator handles."""
+OF_ADD_ONS = ("ScaledObject", "PodMonitor", "Certificate")
+"""Kinds whose CRD may be installed and removed while the operator runs."""
 
 
 class ClusterError(Exception):
@@ -91,7 +93,12 @@ class Cluster:
     def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
         """Return the objects of one kind that carry the deployment's label."""
         selector = f"{DEPLOYMENT_LABEL}={deployment}"
-        listing = self._call(self._resource(kind).get, namespace=namespace, label_selector=selector)
+        resource = self._resource(kind)
+        try:
+            listing = self._call(resource.get, namespace=namespace, label_selector=selector)
+        except ClusterError as error:
+            self._check_served(kind, error)  # a list without objects is no 404, in a missing namespace either
+            raise
         return [{**item, "kind": kind} for item in listing["items"]]
 
     def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
@@ -101,15 +108,20 @@ class Cluster:
         resource = self._resource(manifest["kind"])
         if not dry_run:
             self._on_write("patch", manifest["kind"])
-        return self._call(
-            resource.server_side_apply,
-            body=manifest,
-            name=metadata["name"],
-            namespace=metadata["namespace"],
-            field_manager=FIELD_MANAGER,
-            force_conflicts=True,
-            **options,
-        )
+        try:
+            return self._call(
+                resource.server_side_apply,
+                body=manifest,
+                name=metadata["name"],
+                namespace=metadata["namespace"],
+                field_manager=FIELD_MANAGER,
+                force_conflicts=True,
+                **options,
+            )
+        except ClusterError as error:
+            if not str(error).startswith("namespaces "):
+                self._check_served(manifest["kind"], error)
+            raise
 
     def scale(self, kind: str, namespace: str, name: str, replicas: int) -> None:
         """Set `spec.replicas` of an object."""
@@ -185,6 +197,14 @@ class Cluster:
         if resource is None:
             raise KindNotServedError(f"{API_VERSIONS[kind]} {kind}")
         return resource
+
+    def _check_served(self, kind: str, error: ClusterError) -> None:
+        """Raise KindNotServedError if the error says that an add-on's CRD was removed; the client's own cache does not
+        learn of that."""
+        if error.status == 404 and kind in OF_ADD_ONS:
+            with self._lock:
+                self._resources[kind], self._discovered_at[kind] = None, time.monotonic()
+            raise KindNotServedError(f"{API_VERSIONS[kind]} {kind}") from error
 
     def _discover(self, kind: str) -> Any:
         try:

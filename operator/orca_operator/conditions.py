@@ -16,7 +16,7 @@ from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, UNAUTHORIZED, Diagnosis, View, diagnose
+from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose, first_silence
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.journal_condition import journal_ready
 from orca_operator.observe import name_of, pod_condition
@@ -136,9 +136,9 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
         return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
-    if cause.reason in HEALTHY and (locked := sorted(situation.view.observed.unauthorized & set(others))):
+    if cause.reason in HEALTHY:
         # Without its report a rollout may wait for it: it is unknown which of its pipelines serve.
-        cause = Diagnosis(Reason.ADMIN_UNAUTHORIZED, f"revision {locked[0]}: {UNAUTHORIZED}")
+        cause = first_silence(situation.view.observed, others) or cause
     if serving and cause == NO_CAUSE:
         cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
     if situation.recovery.failure:

@@ -6,7 +6,7 @@ reports and ranks the causes by severity. Reasons are the closed list in orca_co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,7 @@ from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase, StateReport
 
 from orca_operator.lost_nodes import NO_NODES, Nodes, describe
-from orca_operator.names import MASTER, REVISION_LABEL, ROLE_LABEL, WORKER
+from orca_operator.names import ADMIN_PORT, MASTER, REVISION_LABEL, ROLE_LABEL, WORKER
 from orca_operator.observe import (
     Object,
     Observed,
@@ -120,9 +120,30 @@ def diagnose(view: View, revision: str) -> Diagnosis:
     if any(not runs(pod) for pod in observed.pods(WORKER, revision)):
         # A master that waits for a pod which does not run yet is not a cause.
         reported = [diagnosis for diagnosis in reported if diagnosis.reason is not Reason.RENDEZVOUS_TIMEOUT]
-    if revision in observed.unauthorized:
-        causes.append(Diagnosis(Reason.ADMIN_UNAUTHORIZED, UNAUTHORIZED))
+    if cause := diagnose_silence(observed, revision):
+        causes.append(cause)
     return worst(causes + reported) or NO_CAUSE
+
+
+def diagnose_silence(observed: Observed, revision: str) -> Diagnosis | None:
+    """Return why the operator has no report of a revision's master, None if it has one or the master is not ready."""
+    if revision in observed.unauthorized:
+        return Diagnosis(Reason.ADMIN_UNAUTHORIZED, UNAUTHORIZED)
+    if revision not in observed.unanswered or not observed.master_is_ready(revision):
+        return None
+    message = (
+        f"the master's pod is ready, but the operator has no report from it: {observed.unanswered[revision]}; "
+        f"NetworkPolicies must let the operator's pods reach port {ADMIN_PORT} of the master's"
+    )
+    return Diagnosis(Reason.MASTER_UNREACHABLE, message[:LONGEST_MESSAGE])
+
+
+def first_silence(observed: Observed, revisions: Sequence[str]) -> Diagnosis | None:
+    """Return why the operator has no report of one of several masters, with its revision in the message."""
+    for revision in revisions:
+        if silence := diagnose_silence(observed, revision):
+            return Diagnosis(silence.reason, f"revision {revision}: {silence.message}")
+    return None
 
 
 def _diagnose_child(child: Object) -> Diagnosis | None:

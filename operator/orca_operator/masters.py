@@ -31,6 +31,9 @@ RESTORE_SECONDS = 30.0
 BACKLOG_SECONDS = 60.0
 """How long a backlog counts without a report. A master that answers no longer must not hold a rollout up for ever."""
 
+SILENCE_SECONDS = 30.0
+"""From the first of several calls without a response to the cause in the status."""
+
 
 class Masters:
     """The masters of one OrcaDeployment, one per revision.
@@ -54,6 +57,8 @@ class Masters:
         self._restored_at = float("-inf")
         self._backlogs: dict[str, float] = {}
         """Time of the last report with a backlog, by revision."""
+        self._silent_since: dict[str, float] = {}
+        """Time of the first of the failed calls since the last report, by revision."""
 
     async def observe(
         self, owner: Owner, children: tuple[Object, ...], context: Context | None, stopped: str = ""
@@ -70,24 +75,28 @@ class Masters:
         ports = {revision: observed.admin_port(revision) for revision in observed.revisions()}
         reports: dict[str, StateReport] = {}
         unauthorized = set()
+        unanswered: dict[str, str] = {}
         token = await self._token(key, context, context is not None and self._restores(observed))
         for revision, port in ports.items():
             if port is None:
                 continue
-            report, status = await self._report(key, revision, port, token)
-            if status == HTTPStatus.UNAUTHORIZED:
+            report, error = await self._report(key, revision, port, token)
+            if _is_unauthorized(error):
                 before, token = token, await self._token(key, context, True)
                 if token != before:
-                    report, status = await self._report(key, revision, port, token)
+                    report, error = await self._report(key, revision, port, token)
             if report is not None:
                 reports[revision] = report
-            elif status == HTTPStatus.UNAUTHORIZED:
+            elif _is_unauthorized(error):
                 unauthorized.add(revision)
+            elif error is not None and not error.status:
+                unanswered[revision] = str(error)
+        unanswered = self._lasting(unanswered)
         asleep = [ports[revision] for revision, report in reports.items() if sleeps(report)]
         doors = [self._door(port, token) for port in asleep if port is not None]
         self.alarm.watch([door for door in doors if door is not None])
         backlogs = self._remembered_backlogs(reports, ports.keys())
-        return Observed(children, reports, frozenset(unauthorized), backlogs)
+        return Observed(children, reports, frozenset(unauthorized), backlogs, unanswered)
 
     def _remembered_backlogs(self, reports: Mapping[str, StateReport], revisions: Set[str]) -> frozenset[str]:
         """Return the revisions without a report whose last one had a backlog, at most BACKLOG_SECONDS ago."""
@@ -99,6 +108,16 @@ class Masters:
         }
         self._backlogs = recent | {revision: now for revision, report in reports.items() if report.has_backlog}
         return frozenset(recent)
+
+    def _lasting(self, unanswered: dict[str, str]) -> dict[str, str]:
+        """Return the errors of revisions that have been silent for SILENCE_SECONDS: a call may fail now and then."""
+        now = time.monotonic()
+        self._silent_since = {revision: self._silent_since.get(revision, now) for revision in unanswered}
+        return {
+            revision: error
+            for revision, error in unanswered.items()
+            if now - self._silent_since[revision] >= SILENCE_SECONDS
+        }
 
     async def _token(self, key: Key, context: Context | None, fresh: bool) -> str:
         if context is None:
@@ -113,18 +132,20 @@ class Masters:
             self._restored_at = time.monotonic()
         return due
 
-    async def _report(self, key: Key, revision: str, port: AdminPort, token: str) -> tuple[StateReport | None, int]:
-        """Return a master's report, or None and the HTTP status (0 without a response)."""
+    async def _report(
+        self, key: Key, revision: str, port: AdminPort, token: str
+    ) -> tuple[StateReport | None, MasterError | None]:
+        """Return a master's report, or None and why the call failed; neither without credentials for the call."""
         if (door := self._door(port, token)) is None:
-            return None, 0
+            return None, None
         try:
-            return await self._client.state(door), HTTPStatus.OK
+            return await self._client.state(door), None
         except MasterError as error:
             logger.debug("%s/%s: %s", *key, error)
             if error.status == HTTPStatus.OK:  # a report that this version cannot read
                 self.not_applied = (f"master of revision {revision}: {error}",)
             self._keeper.forget(port.secret)
-            return None, error.status
+            return None, error
 
     async def send(self, puts: Sequence[Put], observed: Observed, context: Context) -> Observed:
         """Send changes, record those without effect in `not_applied`, and return the latest reports."""
@@ -187,3 +208,7 @@ class Masters:
             return Door(port.address, token)
         credentials = self._keeper.credentials.get(port.secret)
         return Door(port.address, token, credentials) if credentials is not None else None
+
+
+def _is_unauthorized(error: MasterError | None) -> bool:
+    return error is not None and error.status == HTTPStatus.UNAUTHORIZED

@@ -39,13 +39,14 @@ class Observed:
     """One OrcaDeployment's children and its masters' reports (`GET /state`) by revision.
 
     `unauthorized`: revisions whose master rejects the operator's token. `backlogs`: revisions without a report whose
-    last one, a short time ago, had a backlog.
+    last one, a short time ago, had a backlog. `unanswered`: why masters have not responded for some time, by revision.
     """
 
     children: tuple[Object, ...] = ()
     reports: Mapping[str, StateReport] = field(default_factory=dict)
     unauthorized: frozenset[str] = frozenset()
     backlogs: frozenset[str] = frozenset()
+    unanswered: Mapping[str, str] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Object]:
         """Return the children of one kind, sorted by name."""

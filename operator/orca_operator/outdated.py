@@ -46,7 +46,8 @@ def engine(view: View, revision: str, dispensable: bool = False) -> Engine:
     waiting = (revision in observed.backlogs if report is None else report.has_backlog) and not dispensable
     if report is None or not lasts:
         recovering = not lasts and not dispensable
-        asleep = lasts and not held and not dispensable  # a call without an answer must not end a waiting room
+        # Neither a call without an answer nor a failed probe of a master that answers may end a waiting room.
+        asleep = not dispensable and (lasts and not held if report is None else sleeps(report))
         return Engine(revision, held, dispensable=dispensable, recovering=recovering, waiting=waiting, asleep=asleep)
     phases = {pipeline.id: pipeline.phase for pipeline in report.pipelines}
     serving = frozenset(

@@ -68,7 +68,7 @@ def scaling_ready(
     if spec.autoscaling is None:
         return True, "Scalable", "spec.replicas and the scale subresource take effect"
     holds, reason, message = _verdict(name, spec, observed, skipped, refusal)
-    if asleep and reason not in OWN_REASONS:
+    if asleep and reason not in (*OWN_REASONS, "ScalingDisabled"):  # with spec.replicas 0 an HPA does not act at all
         holds, reason, message = (
             True,
             Reason.SCALED_TO_ZERO.value,

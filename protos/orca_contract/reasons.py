@@ -32,6 +32,7 @@ class Reason(enum.StrEnum):
     COMMUNICATOR_ERROR = "CommunicatorError"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     ADMIN_UNAUTHORIZED = "AdminUnauthorized"
+    MASTER_UNREACHABLE = "MasterUnreachable"
     MODEL_DOWNLOADING = "ModelDownloading"
     ROLLING_UPDATE = "RollingUpdate"
     RECOVERING = "Recovering"
@@ -67,6 +68,8 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     Reason.RENDEZVOUS_TIMEOUT: "The master cannot reach a running worker, or workers cannot reach each other.",
     Reason.ADMIN_UNAUTHORIZED: "The master rejects the operator's token, because the admin Secret was replaced; the "
     "master reads the new one as soon as it reaches the pod. Requests are served as before.",
+    Reason.MASTER_UNREACHABLE: "The master's pod is ready, but the operator has had no report from it for half a "
+    "minute, for example because of a NetworkPolicy.",
     Reason.MODEL_DOWNLOADING: "Pods download the model.",
     Reason.ROLLING_UPDATE: "A new revision replaces the old one.",
     Reason.RECOVERING: "A lost pipeline is being formed again.",

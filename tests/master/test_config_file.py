@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from orca_master.commands.config_file import with_config_file
 from orca_master.errors import ConfigurationError
@@ -16,10 +18,19 @@ served-model-name: [one, two]
 """
 
 
+def serve_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    for option in ("--port", "--max-batch-size", "--served-model-name"):
+        parser.add_argument(option)
+    parser.add_argument("--no-lookahead", action="store_true")
+    return parser
+
+
 def test_options_of_the_file_come_before_those_of_the_command_line(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(CONTENT)
-    assert with_config_file(["--port", "1", "--config", str(file)], positional="model") == [
+    assert with_config_file(["--port", "1", "--config", str(file)], serve_parser(), "model") == [
         "demo", "--max-batch-size=8", "--no-lookahead", "--served-model-name=one", "--served-model-name=two",
         "--port", "1",
     ]  # fmt: skip
@@ -39,9 +50,18 @@ def test_an_option_of_the_command_line_replaces_that_of_the_file(argument, tmp_p
     file = tmp_path / "config.yaml"
     file.write_text(CONTENT)
     names = ["--served-model-name", "mine"]
-    assert with_config_file([*argument, *names, "--config", str(file)], positional="model") == [
+    assert with_config_file([*argument, *names, "--config", str(file)], serve_parser(), "model") == [
         "demo", "--no-lookahead", *argument, *names,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("argv", [["mine", "--port", "1"], ["--port", "1", "mine"], ["--port=1", "--", "mine"]])
+def test_a_model_of_the_command_line_replaces_that_of_the_file(argv, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(CONTENT)
+    parser = serve_parser()
+    arguments = parser.parse_args(with_config_file(["--config", str(file), *argv], parser, "model"))
+    assert (arguments.model, arguments.port, arguments.max_batch_size) == ("mine", "1", "8")
 
 
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("true", "on"), ("'on'", "on")])

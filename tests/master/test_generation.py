@@ -136,6 +136,21 @@ def test_behind_a_refused_first_choice_nothing_is_submitted(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_prompts_without_a_seed_have_random_numbers_of_their_own(tmp_path, seed):
+    """As in requests of their own; choices of a prompt differ by their number, and an equal seed makes all equal."""
+    generator = generator_of(Queue(), tmp_path)
+    body = CompletionRequest(prompt=[[1, 2]] * 3, n=2, seed=seed)
+    generation = generator.prepare("test", body, [[1, 2]] * 3, 4, None)
+    numbers = [(entry.seed, entry.choice) for entry in (choice.submission.sampling for choice in generation.choices)]
+    assert len(set(numbers)) == (2 if seed else 6)
+    assert [choice for _, choice in numbers] == [0, 1] * 3
+    again = generator.generation(
+        "again", 0, body, [[1, 2]] * 3, 4, None, numbers[0][0], None, "", 0
+    )  # as after a restart, from the journal
+    assert [choice.submission.sampling.seed for choice in again.choices] == [number for number, _ in numbers]
+
+
 def test_a_single_choice_has_no_group(tmp_path):
     _, generation = prepare(Queue(), tmp_path, 1, 1)
     assert generation.choices[0].submission.choices is None

@@ -30,7 +30,7 @@ from orca_master.errors import ConfigurationError, EngineUnavailableError, Queue
 from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token
+from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token, TokenLog
 from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler
@@ -251,6 +251,48 @@ def test_a_journal_that_cannot_be_written_is_off_and_nothing_else_fails(tmp_path
     assert again.is_on
     assert next(iter(again.requests.values())).accepted == request("a")
     again.close()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_requests_that_ended_after_a_failure_are_not_unfinished_at_the_next_start(tmp_path, monkeypatch, closes):
+    """Their ends could not be written: no next master computes them again, and no prompt stays behind."""
+    journal = Journal(tmp_path, MODEL)
+    numbers = [journal.accept(request(text)) for text in ("a", "b")]
+    monkeypatch.setattr(os, "write", _no_space)
+    for number in numbers:
+        journal.end(number, Ended(1.0, ""))
+        journal.forget(number)
+    assert segments(tmp_path) == []
+    assert journal.num_bytes == 0
+    monkeypatch.undo()
+    if closes:
+        journal.close()
+    else:  # as a process does that is killed
+        os.close(journal._lock_file)
+    again = Journal(tmp_path, MODEL)
+    assert again.is_on
+    assert again.requests == {}
+    again.close()
+
+
+def test_the_outputs_of_a_request_take_eight_bytes_each():
+    """A master that starts reads millions of them; lists of tuples would take fifteen times the memory."""
+    plain, whole = Token(1, 2**32 - 1), Token(0, 7, "stop", b"a", b"b")
+    log = TokenLog([plain] * 10_000)
+    reading = iter(log)
+    log.append(whole)
+    assert list(reading) == [*[plain] * 10_000, whole]
+    assert (log[0], log[-1], log[9_999:], log[10_001:]) == (plain, whole, [plain, whole], [])
+    assert log == [*[plain] * 10_000, whole]
+    assert log != [plain]
+    assert len(log._numbers) * log._numbers.itemsize == 8 * len(log)
+    for index in (10_001, -10_002):
+        with pytest.raises(IndexError):
+            log[index]
+    for token in (-1, 2**32):
+        with pytest.raises(OverflowError):
+            log.append(Token(0, token))
+    assert len(log) == 10_001
 
 
 def test_only_the_owner_can_read_the_files(tmp_path):

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 SECOND = 10**9
 
 
-def batch(*context_lengths: int) -> Batch:
-    """Only contexts matter here."""
-    return Batch("p", cast(Any, tuple(SimpleNamespace(context_length=length) for length in context_lengths)))
+def batch(*admitted: bool) -> Batch:
+    """Only whether a request is new matters here."""
+    return Batch("p", cast(Any, tuple(SimpleNamespace(admitted=each) for each in admitted)))
 
 
 def test_a_gap_is_a_bubble_only_while_requests_are_under_way():
@@ -34,15 +34,15 @@ def test_a_gap_is_a_bubble_only_while_requests_are_under_way():
         labels = {"model_name": "m", "pipeline": "p", "partition": str(partition)}
         return registry.get_sample_value(f"orca:stage_{kind}_seconds_total", labels)
 
-    metrics.on_dispatch(1, batch(0, 0))
-    metrics.on_dispatch(2, batch(5, 5))
+    metrics.on_dispatch(1, batch(True, True))
+    metrics.on_dispatch(2, batch(False, False))
     timing(1, 1, 101.0, 102.0)  # another machine, another clock; its timings come first
     timing(2, 1, 102.5, 103.0)
     timing(1, 0, 1.0, 2.0)
     timing(2, 0, 2.25, 3.0)
-    metrics.on_dispatch(3, batch(0))  # after a pause
+    metrics.on_dispatch(3, batch(True))  # after a pause
     timing(3, 1, 201.0, 201.5)
-    metrics.on_dispatch(4, batch(7, 0))  # one joins
+    metrics.on_dispatch(4, batch(False, True))  # one joins
     timing(4, 1, 202.0, 203.0)
     timing(3, 0, 100.0, 100.5)
     timing(4, 0, 100.5, 101.0)

@@ -156,6 +156,36 @@ def test_a_kind_that_the_cluster_does_not_serve_is_looked_up_once_in_ten_minutes
     assert len(api.requests) > before
 
 
+def test_a_kind_whose_add_on_was_removed_is_skipped_until_it_is_back(tmp_path, monkeypatch):
+    """The client's own cache never learns of the removal; a path that is not there answers 404."""
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    server = KubernetesApi((*KINDS, "PodMonitor"))
+    path = "/apis/monitoring.coreos.com/v1/namespaces/default/podmonitors"
+    monitor = {**SERVICE, "kind": "PodMonitor", "apiVersion": "monitoring.coreos.com/v1"}
+    gone = (404, {"kind": "Status", "message": "the server could not find the requested resource"})
+    with server.serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        found = connect(unnoticed)
+        assert found.children("PodMonitor", "default", "demo") == []
+        server.answers[path] = gone
+        server.answers[f"{path}/demo"] = gone
+        for call in (lambda: found.children("PodMonitor", "default", "demo"), lambda: found.apply(monitor)):
+            found._resources.pop("PodMonitor", None)
+            for _ in range(2):
+                with pytest.raises(KindNotServedError, match=r"monitoring.coreos.com/v1 PodMonitor"):
+                    call()
+        server.answers[f"{path}/demo"] = (404, {"kind": "Status", "message": 'namespaces "default" not found'})
+        found._resources.pop("PodMonitor")
+        with pytest.raises(ClusterError, match="namespaces"):
+            found.apply(monitor)
+        server.answers.clear()
+        monkeypatch.setattr(cluster_module, "MISSING_SECONDS", 0.0)
+        assert found.children("PodMonitor", "default", "demo") == []
+        server.answers[PATH] = gone
+        with pytest.raises(ClusterError, match="could not find"):
+            found.children("Service", "default", "demo")
+
+
 def test_a_server_that_is_gone_is_an_error_with_status_0(tmp_path, monkeypatch):
     server = KubernetesApi(KINDS)
     monkeypatch.setattr(client.Configuration, "_default", None)

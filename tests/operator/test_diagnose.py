@@ -223,3 +223,18 @@ def test_a_master_that_rejects_the_token_is_named_only_for_its_revision():
     observed = Observed(everything(demo).children, unauthorized=frozenset({demo.revision}))
     assert diagnose(view(observed), demo.revision).reason is Reason.ADMIN_UNAUTHORIZED
     assert diagnose(view(observed), "123456").reason is Reason.LOADING_WEIGHTS
+
+
+def test_a_ready_master_that_does_not_answer_the_operator_is_named():
+    """Not while its pod starts."""
+    demo = context(MINIMAL)
+    error = "10.0.0.9:8082/state: no answer within 5 s"
+    ready = everything(demo).children
+    cause = diagnose(view(Observed(ready, unanswered={demo.revision: error})), demo.revision)
+    assert cause.reason is Reason.MASTER_UNREACHABLE
+    assert "NetworkPolicies" in cause.message
+    assert error in cause.message
+    (master,) = Observed(ready).pods(names.MASTER)
+    master["status"]["conditions"] = []
+    cause = diagnose(view(Observed(ready, unanswered={demo.revision: error})), demo.revision)
+    assert cause.reason is Reason.LOADING_WEIGHTS

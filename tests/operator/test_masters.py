@@ -125,6 +125,18 @@ def test_a_backlog_is_remembered_for_a_while(monkeypatch):
     assert scene.observe().backlogs == frozenset()
 
 
+def test_an_error_counts_when_the_master_has_been_silent_for_some_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(masters.time, "monotonic", lambda: now[0])
+    silent = MasterError("ConnectTimeout")
+    scene = Scene(silent, silent, silent, MasterError("busy", 503), silent, report(DEMO))
+    seen = []
+    for _ in range(6):
+        seen.append(scene.observe().unanswered)
+        now[0] += masters.SILENCE_SECONDS / 2
+    assert seen == [{}, {}, {DEMO.revision: "ConnectTimeout"}, {}, {}, {}]
+
+
 def test_without_a_valid_spec_no_token_is_made():
     scene = Scene(report(DEMO))
     assert scene.observe(spec_is_valid=False).reports

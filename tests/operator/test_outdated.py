@@ -61,6 +61,15 @@ def test_only_a_master_that_answers_knows_what_is_down():
     assert not engine(view(without_master(recovering)), OLD.revision, dispensable=True).recovering
 
 
+def test_a_waiting_room_that_fails_its_readiness_probe_for_a_moment_stays():
+    asleep = report(OLD, pipelines=0)
+    observed = without_master(everything(OLD, pipelines=0))
+    unready = Observed((*observed.children, pod(OLD, names.MASTER, ready=False)), {OLD.revision: asleep})
+    assert engine(view(unready), OLD.revision).asleep
+    assert not engine(view(unready), OLD.revision, dispensable=True).asleep
+    assert not engine(view(replace(unready, reports={})), OLD.revision).asleep
+
+
 def test_a_ready_master_is_never_dispensable():
     """Also without a serving pipeline: the master accepts requests and queues them."""
     recovering = replace(everything(OLD), reports={OLD.revision: report(OLD, PipelinePhase.RECOVERING)})

@@ -12,7 +12,7 @@ from orca_worker.errors import ModelError
 from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
-from transformers import MistralConfig
+from transformers import MistralConfig, Qwen2Config, Qwen3Config
 
 CPU = torch.device("cpu")
 
@@ -95,6 +95,39 @@ def test_the_window_of_mistral(copy, value, window):
     assert (
         set(read_model_config(path).windows) == {window} == {MistralConfig.from_pretrained(path).sliding_window or None}
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sliding_window": None},
+        {"sliding_window": None, "max_window_layers": -1, "layer_types": 1},
+        {"sliding_window": 40},
+        {"max_window_layers": 2},
+        {"max_window_layers": 2, "sliding_window": 40},
+        {"layer_types": ["sliding_attention", *["full_attention"] * 4]},
+        {"use_sliding_window": False, "max_window_layers": 2},
+        {"use_sliding_window": ..., "max_window_layers": 2},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(("variant", "config"), [("qwen2-gqa-tied", Qwen2Config), ("qwen3-gqa-tied", Qwen3Config)])
+def test_the_windows_of_qwen(copy, variant, config, changes):
+    """Fields that the file lacks have transformers' defaults: a window of 4096, from layer 28 on."""
+    path = copy(variant)
+    edit(
+        path,
+        **{"use_sliding_window": True, "sliding_window": ..., "max_window_layers": ..., "layer_types": ...} | changes,
+    )
+    windows = read_model_config(path).windows
+    if changes.get("layer_types") == 1:  # transformers refuses what the model does not use
+        assert set(windows) == {None}
+        return
+    theirs = config.from_pretrained(path)
+    assert list(windows) == [
+        theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types
+    ]
 
 
 @pytest.mark.parametrize("value", [256.5, True, "256", 0.0, 1e300])

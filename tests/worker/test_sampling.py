@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_protos import engine_pb2 as pb
+from orca_worker import sampling
 from orca_worker.logit_processing import LogitProcessors
 from orca_worker.logprobs import logprob_messages, logprob_tensors
 from orca_worker.sampling import SamplingRows, _least_kept, sample, uniform
@@ -65,6 +66,17 @@ def test_a_row_alone_draws_what_it_draws_in_a_batch(seed, size, vocabulary):
     for index in range(size):
         one = rows(*([values[index]] for values in parameters))
         assert sample(logits[index : index + 1], one).tolist() == [together[index]]
+
+
+def test_rows_that_are_drawn_a_few_at_a_time_are_those_that_are_drawn_together(monkeypatch):
+    """However large a batch is, the intermediate tensors have a bounded size."""
+    logits = torch.randn(7, 30, generator=torch.Generator().manual_seed(1))
+    parameters = rows([0.0, 0.7, 1.5, 1.0, 0.0, 2.0, 0.4], [0.9, 1.0, 0.5, 0.9, 1, 1, 0.7], list(range(7)), [3] * 7)
+    together, sizes, least_kept = sample(logits, parameters), [], sampling._least_kept
+    monkeypatch.setattr(sampling, "NUMBERS_AT_ONCE", 60)
+    monkeypatch.setattr(sampling, "_least_kept", lambda *found: sizes.append(len(found[0])) or least_kept(*found))
+    assert torch.equal(sample(logits, parameters), together)
+    assert max(sizes) <= 2
 
 
 def test_temperature_zero_is_greedy_and_small_nucleus_too():

@@ -15,6 +15,8 @@ from orca_protos import engine_pb2 as pb
 
 FEW = (128, 4096)
 """Numbers of most likely tokens to search for the kept ones, before sorting the whole vocabulary."""
+NUMBERS_AT_ONCE = 1 << 21
+"""Logits of the rows that are drawn together: the intermediate tensors hold up to 40 bytes per logit."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -87,8 +89,14 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """
     tokens = logits.argmax(dim=-1)
     random = np.flatnonzero(rows.temperature > 0)
-    if len(random) == 0:
-        return tokens
+    at_once = max(1, NUMBERS_AT_ONCE // logits.shape[-1])
+    for first in range(0, len(random), at_once):
+        _draw(logits, rows, random[first : first + at_once], tokens)
+    return tokens
+
+
+def _draw(logits: torch.Tensor, rows: SamplingRows, random: np.ndarray, tokens: torch.Tensor) -> None:
+    """Draw the tokens of the rows `random` into `tokens` [K]."""
     (index,) = to_device(logits.device, random)
     probabilities = torch.softmax(logits[index] / _column(rows.temperature[random], logits.device), dim=-1)
     cuts = (rows.top_k[random] > 0) | (rows.top_p[random] < 1) | (rows.min_p[random] > 0)
@@ -102,7 +110,6 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     target = torch.minimum(noise * total, torch.nextafter(total, torch.zeros_like(total)))
     place = torch.searchsorted(cumulative, target, right=True)
     tokens[index] = place.clamp_(max=logits.shape[-1] - 1).squeeze(1)  # out of range only for NaN logits
-    return tokens
 
 
 def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> torch.Tensor:

@@ -37,6 +37,8 @@ FLAGS = (
 )  # fmt: skip
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 120.0
+IMAGE_BUILD_SECONDS = 900.0
+"""Of each compiler of an image's build: five run at once, maybe beside other builds."""
 LOCK_POLL_SECONDS = 0.05
 
 
@@ -152,7 +154,7 @@ def build(level: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
             if not path.is_file():
-                _compile(compiler, level, path)
+                _compile(compiler, level, path, BUILD_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{path.parent}: {error}") from error
 
@@ -160,13 +162,17 @@ def build(level: str, path: Path) -> None:
 def build_all(folder: Path) -> None:
     """Compile for every level into a folder in which nobody else builds; raise BuildError or CompilerError."""
     compiler = _compiler()
-    folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [
-            pool.submit(_compile, compiler, level, folder / file_name(level))
-            for level in sorted({target.level for target in TARGETS})
-        ]:
-            done.result()
+    levels = sorted({target.level for target in TARGETS})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for done in [
+                pool.submit(_compile, compiler, level, folder / file_name(level), IMAGE_BUILD_SECONDS)
+                for level in levels
+            ]:
+                done.result()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{folder}: {error}") from error
 
 
 def _compiler() -> str:
@@ -176,14 +182,14 @@ def _compiler() -> str:
     return compiler
 
 
-def _compile(compiler: str, level: str, path: Path) -> None:
+def _compile(compiler: str, level: str, path: Path, seconds: float) -> None:
     logger.info("compiling the CPU kernels for %s into %s: once, later starts find them there", level, path.parent)
     begin = time.monotonic()
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
     os.close(handle)
     try:
         command = [compiler, *FLAGS, *level_options(level), str(SOURCES / "kernels.cpp"), "-o", temporary]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         if done.returncode:
             error = done.stderr.strip().splitlines()[0] if done.stderr else f"exit code {done.returncode}"
             raise CompilerError(f"{compiler}: {error}")

@@ -54,7 +54,8 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
     try:
         async with endpoint.template, serving(create_app(endpoint), listener, config.http) as server:
             await asyncio.wait({listening, server, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await endpoint.drain(LAST_SECONDS)
+            if not listening.done():  # else all requests have failed, and new connections are for the next master
+                await endpoint.drain(LAST_SECONDS)
     finally:
         for task in (listening, stopped):
             task.cancel()

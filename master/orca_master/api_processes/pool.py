@@ -43,7 +43,7 @@ class ApiProcesses:
         self._keepers = [asyncio.create_task(self._keep(listener)) for listener in listeners]
         self._killer = asyncio.create_task(self._kill_offenders())
         self.ended = asyncio.gather(*self._keepers)
-        """Completes with an error if a process cannot be started."""
+        """Completes when all processes have ended after `drain` or `end`."""
 
     async def joined(self) -> None:
         """Wait until all processes have connected; raise EngineUnavailableError after JOIN_SECONDS."""
@@ -85,12 +85,12 @@ class ApiProcesses:
     async def _keep(self, listener: socket.socket) -> None:
         """Run a process on a listener, and restart it when it ends unexpectedly."""
         while not self._ending:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
-                "--engine", str(self._path), "--listener", str(listener.fileno()),
-                pass_fds=(listener.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches only the master, which then ends the processes in order
-            )  # fmt: skip
+            try:
+                process = await self._start(listener)
+            except OSError as error:  # of memory, processes or descriptors; the other processes serve
+                logger.error("an API process cannot be started and is tried again: %s", error)
+                await asyncio.sleep(RESTART_SECONDS)
+                continue
             self._running.add(process)
             if self._ending:  # `_signal` ran before the process was in `_running`
                 process.terminate()
@@ -102,6 +102,14 @@ class ApiProcesses:
         # In a drain the kernel gives new connections only to the processes that still have requests. Into an open
         # socket from which no process accepts it would put some, which then wait until the server ends.
         listener.close()
+
+    async def _start(self, listener: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
+            "--engine", str(self._path), "--listener", str(listener.fileno()),
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,  # Ctrl-C reaches only the master, which then ends the processes in order
+        )  # fmt: skip
 
 
 @contextlib.asynccontextmanager

@@ -12,10 +12,12 @@ ON_OFF = frozenset({"--deterministic"})
 """Options with the values on and off, which YAML reads as booleans."""
 
 
-def with_config_file(argv: list[str], positional: str | None = None) -> list[str]:
-    """Return the arguments of `--config FILE`, without options that `argv` has, followed by `argv`.
+def with_config_file(
+    argv: list[str], parser: argparse.ArgumentParser | None = None, positional: str | None = None
+) -> list[str]:
+    """Return the arguments of `--config FILE`, without those that `argv` has, followed by `argv`.
 
-    `positional` is the name of the command's positional argument. Raises ConfigurationError.
+    `positional` is the name of the only positional argument of `parser`. Raises ConfigurationError.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", type=Path)
@@ -35,15 +37,21 @@ def with_config_file(argv: list[str], positional: str | None = None) -> list[str
     if not isinstance(values, dict):
         raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
     arguments: list[str] = []
+    first: list[str] = []
     given = {argument.partition("=")[0] for argument in rest}
     for name, value in values.items():
         if name == positional:
-            arguments += [str(value)]
+            first = [str(value)]
         else:
             arguments += [entry for entry in _as_arguments(str(name), value) if entry.partition("=")[0] not in given]
-        if any("\0" in argument for argument in arguments):  # the only character that a command line cannot contain
+        # The only character that a command line cannot contain.
+        if any("\0" in argument for argument in (*first, *arguments)):
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
-    return arguments + rest
+    if parser is not None and first:
+        _, unknown = parser.parse_known_args([*first, *arguments, *rest])
+        if any(not argument.startswith("-") for argument in unknown):  # a second positional argument
+            first = []
+    return [*first, *arguments, *rest]
 
 
 def _as_arguments(name: str, value: Any) -> list[str]:

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, _leave)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
     try:
-        arguments = parser.parse_args(with_config_file(argv, positional="model"))
+        arguments = parser.parse_args(with_config_file(argv, parser, "model"))
         configure_logging(arguments.log_format, arguments.log_level)
         model = _model_folder(arguments.model)
         device, backend = devices_in_use(arguments)

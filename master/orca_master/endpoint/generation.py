@@ -32,8 +32,8 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import TextCodec
 
 _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields) - {
-    "prompt_logprobs"
-}
+    "seed", "prompt_logprobs"
+}  # fmt: skip
 """Sampling parameters with the same name and value in the body."""
 CANCELLED = "cancelled: the client closed the connection"
 
@@ -195,11 +195,13 @@ class Generator:
         group = Choices(request_id, count, num_tokens) if count > 1 else None
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
-        shared_parameters |= {"seed": seed, "top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
+        shared_parameters |= {"top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
         for index in range(count):
             prompt_index, choice = divmod(index, body.num_choices)
             of_prompt = body.num_prompt_logprobs if choice == 0 else None  # once for each prompt
-            sampling = SamplingParameters(**shared_parameters, choice=choice, prompt_logprobs=of_prompt)
+            # Equal prompts of a request without a seed have different answers, as in requests of their own.
+            of_index = seed if body.seed is not None else (seed + prompt_index) % 2**64
+            sampling = SamplingParameters(**shared_parameters, seed=of_index, choice=choice, prompt_logprobs=of_prompt)
             tokens = shared[prompt_index]
             submission = Submission(
                 f"{request_id}-{index}",

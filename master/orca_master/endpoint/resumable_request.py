@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from orca_master.endpoint.generation import Generation, Generator
 from orca_master.engine.messages import Output
 from orca_master.errors import EngineError, EngineUnavailableError
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token
+from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token, TokenLog
 from orca_master.scheduling.request import FinishReason
 
 COMPLETIONS, CHAT = "completions", "chat"
@@ -47,10 +46,7 @@ class ResumableRequest:
         """In the journal; None until the engine has accepted the request."""
         self.ended: Ended | None = None
         self._journal = journal
-        self._tokens = array("I")
-        """Choice and token of each output in turn."""
-        self._details: dict[int, Token] = {}
-        """The outputs that have more than a token, by position."""
+        self._outputs = TokenLog()
         self._waiters: list[asyncio.Future[None]] = []
         self._num_cached: dict[int, int] = {}
         """By choice, see Output; a restarted master does not know these."""
@@ -86,14 +82,13 @@ class ResumableRequest:
 
     def restore(self, journalled: JournalledRequest) -> None:
         """Take over the tokens and the end that the journal has."""
-        for token in journalled.tokens:
-            self._append(token)
+        self._outputs = journalled.tokens
         self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
 
     def unfinished(self, generation: Generation) -> list[Choice]:
         """Return the choices that are not complete, with the tokens that they have; advances their decoders."""
         generated: dict[int, list[int]] = {choice.index: [] for choice in generation.choices}
-        for token, piece in zip(self._outputs(), self._known(generation), strict=True):
+        for token, piece in zip(self._outputs, self._known(generation), strict=True):
             generated[token.choice].append(token.token)
             if piece.finish_reason is not None:
                 del generated[token.choice]
@@ -105,7 +100,7 @@ class ResumableRequest:
 
     def content(self) -> JournalledRequest:
         """Return the request as the journal records it."""
-        return JournalledRequest(self.accepted, list(self._outputs()), self.ended, self.num_resumed)
+        return JournalledRequest(self.accepted, self._outputs, self.ended, self.num_resumed)
 
     # -- Recorder ------------------------------------------------------------------------------------
 
@@ -130,7 +125,8 @@ class ResumableRequest:
             None if output.logprobs is None else output.logprobs.SerializeToString(),
             None if output.prompt_logprobs is None else output.prompt_logprobs.SerializeToString(),
         )
-        self._append(token)
+        self._outputs.append(token)
+        self.num_resumed = 0
         self._journal.note(self.number, token)
         if self._waiters:
             self._wake()
@@ -162,7 +158,7 @@ class ResumableRequest:
         known = self._known(generation)
         position = 0
         while True:
-            while unread := min(len(self._tokens) // 2 - position, PIECES_TOGETHER):
+            while unread := min(len(self._outputs) - position, PIECES_TOGETHER):
                 self.flush()
                 yield list(itertools.islice(known, unread))
                 position += unread
@@ -186,32 +182,17 @@ class ResumableRequest:
         self.flush()
         pieces: list[list[Piece]] = [[] for _ in generation.choices]
         known = self._known(generation)
-        for position in range(len(self._tokens) // 2):
+        for position in range(len(self._outputs)):
             piece = next(known)
             pieces[piece.index].append(piece)
             if position % PIECES_TOGETHER == 0:
                 await asyncio.sleep(0)
         return pieces
 
-    def _append(self, output: Token) -> None:
-        choice, token, *details = output
-        if any(detail is not None for detail in details):
-            self._details[len(self._tokens) // 2] = output
-        self._tokens.append(choice)
-        self._tokens.append(token)
-        self.num_resumed = 0
-
-    def _outputs(self) -> Iterator[Token]:
-        position = 0
-        while position < len(self._tokens) // 2:
-            choice, token = self._tokens[2 * position : 2 * position + 2]
-            yield self._details.get(position) or Token(choice, token)
-            position += 1
-
     def _known(self, generation: Generation) -> Iterator[Piece]:
         """Yield the pieces of the tokens so far."""
         num_cached = dict(self._num_cached)
-        for token in self._outputs():
+        for token in self._outputs:
             reason = None if token.finish_reason is None else FinishReason(token.finish_reason)
             logprobs = None if token.logprobs is None else pb.Logprobs.FromString(token.logprobs)
             cached = num_cached.pop(token.choice, 0)

@@ -134,7 +134,7 @@ class Journal:
         self._closing.set()
         self._dirty.set()
         self._thread.join(JOIN_SECONDS)
-        if not self._first_segments and self.is_on:  # no prompt stays behind
+        if not self._first_segments:  # no prompt stays behind, nor a request whose end could not be written
             for segment in self._sizes:
                 self._delete(segment)
         self.failure = self.failure or "closed"
@@ -174,6 +174,9 @@ class Journal:
         newest = max(self._sizes)
         if not self._first_segments and self._sizes[newest] > len(records.encode(records.header(self._model))):
             self._rotate()
+            if self.failure:  # no new file has begun: its ended requests must not be read as unfinished
+                self._delete(newest)
+                self._sizes[newest] = 0
         for segment in list(self._sizes)[:-1]:
             if self._num_beginnings[segment]:
                 break

@@ -21,9 +21,9 @@ import base64
 import binascii
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 VERSION = 1
 
@@ -76,6 +76,46 @@ class Token(NamedTuple):
     prompt_logprobs: bytes | None = None
 
 
+class TokenLog(Sequence[Token]):
+    """Outputs of a request in the order of their arrival, most of them in 8 bytes. It may grow while it is read."""
+
+    def __init__(self, outputs: Iterable[Token] = ()) -> None:
+        self._numbers = array("I")
+        """Choice and token of each output in turn."""
+        self._details: dict[int, Token] = {}
+        """The outputs that have more than a token, by position."""
+        for output in outputs:
+            self.append(output)
+
+    def append(self, output: Token) -> None:
+        """Add an output; raise OverflowError for a token id that no vocabulary has."""
+        choice, token, *details = output
+        if any(detail is not None for detail in details):
+            self._details[len(self)] = output
+        self._numbers += array("I", (choice, token))
+
+    def __len__(self) -> int:
+        return len(self._numbers) // 2
+
+    @overload
+    def __getitem__(self, index: int) -> Token: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Token]: ...
+
+    def __getitem__(self, index: int | slice) -> Token | list[Token]:
+        places = range(len(self))[index]
+        return self._at(places) if isinstance(places, int) else list(map(self._at, places))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _at(self, place: int) -> Token:
+        return self._details.get(place) or Token(self._numbers[2 * place], self._numbers[2 * place + 1])
+
+
 class Ended(NamedTuple):
     """The end of a request. `at`: seconds since the epoch. `error`: "" if all of its choices are complete."""
 
@@ -88,7 +128,7 @@ class JournalledRequest:
     """A request as read from the journal."""
 
     accepted: Accepted
-    tokens: list[Token] = field(default_factory=list)
+    tokens: TokenLog = field(default_factory=TokenLog)
     ended: Ended | None = None
     num_resumed: int = 0
     """How often a restarted master has continued the request since its last token."""
@@ -165,7 +205,7 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: s
                 damaged.discard(number)
             case ["request", int(number), dict(fields), list(tokens), int(num_resumed), end]:
                 ended_as = None if end is None else Ended(*end)
-                whole = JournalledRequest(_accepted_of(fields), list(map(_token_of, tokens)), ended_as, num_resumed)
+                whole = JournalledRequest(_accepted_of(fields), TokenLog(map(_token_of, tokens)), ended_as, num_resumed)
                 requests[number] = whole
                 damaged.discard(number)
             case ["tokens", *outputs]:

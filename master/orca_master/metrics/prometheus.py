@@ -23,7 +23,7 @@ from orca_master.scheduling.batch import Batch
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "fault")
 """Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
 
 

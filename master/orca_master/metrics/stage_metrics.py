@@ -46,7 +46,7 @@ class StageMetrics:
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         """Remember iterations with only new requests."""
-        if not any(scheduled.context_length for scheduled in batch.requests):
+        if all(scheduled.admitted for scheduled in batch.requests):
             self._new_only[batch.pipeline].append(sequence)
 
     def on_timing(self, pipeline: str, timing: pb.StageTiming) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from orca_worker.config_schema import MAX_COUNT, MAX_HEADS, MAX_LAYERS, Count, whole
+from orca_worker.config_schema import MAX_COUNT, MAX_HEADS, MAX_LAYERS, whole
 from orca_worker.errors import ModelError
 from orca_worker.models.llama import LlamaConfig, LlamaFields
 
@@ -32,12 +32,13 @@ class MistralFile(LlamaFields):
 
 
 class QwenFields(LlamaFields):
-    """Fields of Qwen2 and Qwen3 for the sliding windows of layers."""
+    """Fields of Qwen2 and Qwen3 for the sliding windows of layers; a window of null and 0 is none."""
 
     use_sliding_window: bool = False
-    sliding_window: Count | None = None
-    max_window_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS), BeforeValidator(whole)] | None = None
+    sliding_window: Window = 4096
+    max_window_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS), BeforeValidator(whole)] = 28
     layer_types: LayerTypes | None = None
+    off_if_null: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
 
     @model_validator(mode="before")
     @classmethod
@@ -46,21 +47,19 @@ class QwenFields(LlamaFields):
         unused: tuple[str, ...] = ()
         if raw.get("use_sliding_window", False) is False:
             unused = ("sliding_window", "max_window_layers", "layer_types")
-        elif "sliding_window" not in raw:
+        elif raw.get("sliding_window", 4096) == 0:
             unused = ("max_window_layers", "layer_types")
         return {name: value for name, value in raw.items() if name not in unused}
 
     def windows(self) -> tuple[int | None, ...]:
         """Return the window of each layer; raise ModelError if the fields contradict each other."""
-        layers, window = self.num_hidden_layers, self.sliding_window
-        if window is None:
+        layers, window = self.num_hidden_layers, self.sliding_window if self.use_sliding_window else 0
+        if not window:
             return (None,) * layers
         if self.layer_types:
             if len(self.layer_types) != layers:
                 raise ModelError(f"layer_types has {len(self.layer_types)} entries, but the model has {layers} layers")
             return tuple(window if kind == "sliding_attention" else None for kind in self.layer_types)
-        if self.max_window_layers is None:
-            raise ModelError("max_window_layers is missing")
         return tuple(window if layer >= self.max_window_layers else None for layer in range(layers))
 
 
