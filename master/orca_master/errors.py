@@ -14,6 +14,10 @@ class ConfigurationError(Exception):
     """An invalid flag, file or model; the message names it and the remedy."""
 
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code of a prompt that is too long: programs shorten a conversation on it, or on the words of the message."""
+
+
 class RequestError(Exception):
     """An invalid request (HTTP 400); `field` is the invalid parameter, None if no single parameter is.
 

@@ -11,9 +11,10 @@ from orca_master.bodies.lengths import MAX_DEPTH, Lengths
 from orca_master.bodies.logit_bias import MAX_BIASES
 from orca_master.bodies.openai_requests import MAX_MESSAGES
 from orca_master.bodies.validation import MAX_MESSAGE, check_body
-from orca_master.errors import RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 
 CONTEXT = 1024
+LONGEST = "this model's maximum context length is"
 MESSAGE = {"role": "user", "content": "a"}
 MANY = 100_000
 
@@ -25,10 +26,10 @@ def check(kind: str, body: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "body", "field", "words"),
     [
-        ("completion", {"prompt": [-1] * MANY}, "prompt", f"{MANY} tokens exceed the model's context of {CONTEXT}"),
+        ("completion", {"prompt": [-1] * MANY}, "prompt", f"{MANY} tokens: {LONGEST} {CONTEXT}"),
         ("completion", {"prompt": [-1] * 1000}, "prompt", "prompt.0: Input should be greater than or equal to 0"),
         ("completion", {"prompt": [[-1] * 1000] * 1000}, "prompt", "prompt.0.0: Input should be greater than"),
-        ("completion", {"prompt": [[1] * 1025]}, "prompt", "prompt.0: 1025 tokens exceed the model's context"),
+        ("completion", {"prompt": [[1] * 1025]}, "prompt", f"prompt.0: 1025 tokens: {LONGEST}"),
         ("completion", {"prompt": [[]] * MANY}, "prompt", "at most 1024 items"),
         ("completion", {"prompt": [[]] * 1024}, "prompt", "prompt.0: List should have at least 1 item"),
         ("completion", {"prompt": ["a"] * MANY}, "prompt", "at most 1024 items"),
@@ -56,7 +57,7 @@ def check(kind: str, body: Any) -> Any:
         ("chat", {"messages": [MESSAGE], "chat_template_kwargs": {"a": "b" * 65536}}, "chat_template_kwargs", "65536"),
         ("tokenize", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
         ("tokenize", {"prompt": 1}, "prompt", "prompt: Input should be a valid string"),
-        ("detokenize", {"tokens": [-1] * MANY}, "tokens", "exceed the model's context"),
+        ("detokenize", {"tokens": [-1] * MANY}, "tokens", "maximum context length"),
         ("detokenize", {"tokens": [-1] * 1000}, "tokens", "tokens.0: Input should be greater"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
@@ -169,3 +170,21 @@ def test_arguments_of_a_call_beyond_the_depth_are_a_text():
     assert isinstance(values(MAX_DEPTH), dict)
     for depth in (MAX_DEPTH + 1, 10_000):
         assert isinstance(values(depth), str)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "code"),
+    [
+        ("completion", {"prompt": [1] * (CONTEXT + 1)}, CONTEXT_EXCEEDED),
+        ("completion", {"prompt": [[1], [1] * (CONTEXT + 1)]}, CONTEXT_EXCEEDED),
+        ("completion", {"prompt": "a" * (1 << 20)}, CONTEXT_EXCEEDED),
+        ("chat", {"messages": [{"role": "user", "content": "a" * (1 << 20)}]}, CONTEXT_EXCEEDED),
+        ("completion", {"prompt": [-1]}, None),
+    ],
+)
+def test_programs_learn_that_a_prompt_is_too_long(kind, body, code):
+    """By OpenAI's code, and by words that they look for."""
+    with pytest.raises(RequestError) as refused:
+        check_body(kind, json.dumps(body).encode(), Lengths(CONTEXT))
+    assert refused.value.code == code
+    assert ("this model's maximum context length is 1024 tokens" in str(refused.value)) == (code is not None)

@@ -95,7 +95,7 @@ def test_a_choice_that_turns_out_not_to_fit_ends_while_its_request_is_incomplete
     async def scene(made: Engine) -> None:
         made.engine.submit(choices_of(made, "long", 2, 90)[0])
         await made.engine.start()
-        assert "exceed the model's context of 64 tokens" in str(await made.ended("long-0"))
+        assert "tokens: this model's maximum context length is 64 tokens" in str(await made.ended("long-0"))
         for index in range(4):
             made.submit(f"other-{index}", (2,), 4)
         assert len(await made.collect(4)) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from orca_contract.reasons import Reason
@@ -11,6 +12,8 @@ from orca_master.engine import departures
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
+from orca_master.engine.progress import RETURN_SECONDS
+from orca_master.scheduling.request import ServiceClass
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
 
@@ -226,6 +229,38 @@ def test_the_time_for_a_return_begins_when_the_cause_of_the_loss_is_known():
         assert "this server has 48" in str(await asyncio.wait_for(made.ended("large"), 60))
 
     config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=0.1)
+    play(lambda: Engine(topology("a", "b"), config), scene)
+
+
+def test_while_a_request_waits_for_the_largest_pipeline_the_engine_is_not_stalled_and_then_batches_go_on():
+    """Nothing can be computed meanwhile: a line of a batch waits behind the interactive request."""
+
+    async def never(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def scene(made: Engine) -> None:
+        made.cluster.sizes["b"] = 3
+        await made.engine.start()
+        made.submit("large", (1,) * 4, 60)
+        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        assert made.engine.snapshot.stall_seconds < 2.0 + RETURN_SECONDS
+        made.cluster.on_made = lambda workers: setattr(workers, "form", never)
+        made.cluster.newest("a").lose(KILLED)
+        await made.until(lambda: made.engine.snapshot.num_waiting == 1)
+        made.engine.submit(dataclasses.replace(made.submission("line", (2,), 10), service_class=ServiceClass.BATCH))
+        assert made.engine.snapshot.num_running == 0
+        assert made.engine.snapshot.stall_seconds >= 2.0 + RETURN_SECONDS
+        ended = {}
+        async with asyncio.timeout(60):
+            while len(ended) < 2:
+                output = await made.outputs.get()
+                if output.finish_reason is not None:
+                    ended[output.request_id] = output.error
+        assert "this server has 48" in ended["large"]
+        assert ended["line"] is None
+        assert made.engine.snapshot.stall_seconds < 2.0 + RETURN_SECONDS
+
+    config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=2.0)
     play(lambda: Engine(topology("a", "b"), config), scene)
 
 

@@ -386,7 +386,12 @@ def test_a_process_that_does_not_read_is_cut_off(tmp_path, monkeypatch, caplog):
     ("state", "change", "field", "message"),
     [
         (EngineState.LOADING, {"max_gen_tokens": 10**30}, "max_tokens", "is not between 0 and"),
-        (EngineState.SERVING, {"max_gen_tokens": 10**30}, "max_tokens", "exceed the model's context of 64 tokens"),
+        (
+            EngineState.SERVING,
+            {"max_gen_tokens": 10**30},
+            "max_tokens",
+            "tokens: this model's maximum context length is 64 tokens",
+        ),
         (EngineState.SERVING, {"sampling": SamplingParameters(min_tokens=4294967296)}, "min_tokens", "4294967295"),
         (EngineState.LOADING, {"prompt": (1,) * 10**6}, None, "the limit is "),
     ],

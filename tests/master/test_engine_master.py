@@ -150,7 +150,7 @@ def test_requests_wait_for_the_only_pipeline_to_be_formed_again():
         await made.until(lambda: made.engine.snapshot.state is EngineState.RECOVERING)
         assert made.engine.snapshot.failure == "pipeline a is lost: worker a:1: killed"
         assert made.phase("a") is PipelinePhase.RECOVERING
-        with pytest.raises(RequestError, match="exceed the model's context"):
+        with pytest.raises(RequestError, match="maximum context length"):
             made.submit("too long", (7,), MAX_MODEL_LEN)
         made.submit("late", (7,), 3)
         assert await made.collect(2) == {"r": continuation((5, 6), 40), "late": continuation((7,), 3)}
@@ -351,9 +351,9 @@ def test_what_can_never_be_served_is_refused_and_what_waits_is_ended_once_the_li
         made.submit("too long", (1,) * 60, 60)
         made.submit("fits", (1,), 2)
         await made.engine.start()
-        assert "exceed the model's context" in (await made.ended("too long") or "")
+        assert "maximum context length" in (await made.ended("too long") or "")
         assert await made.collect(1) == {"fits": continuation((1,), 2)}
-        with pytest.raises(RequestError, match="exceed the model's context"):
+        with pytest.raises(RequestError, match="maximum context length"):
             made.submit("too long again", (1,) * MAX_MODEL_LEN, 1)
 
     play(lambda: Engine(topology("a")), scene)

@@ -151,6 +151,13 @@ def test_prompts_without_a_seed_have_random_numbers_of_their_own(tmp_path, seed)
     assert [choice.submission.sampling.seed for choice in again.choices] == [number for number, _ in numbers]
 
 
+@pytest.mark.parametrize(("temperature", "used"), [(2.0**-149, 0), (9e-6, 0), (2e-5, 2e-5), (0, 0)])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(tmp_path, temperature, used):
+    body = CompletionRequest(prompt=[1, 2], temperature=temperature)
+    generation = generator_of(Queue(), tmp_path).prepare("test", body, [[1, 2]], 4, None)
+    assert generation.choices[0].submission.sampling.temperature == used
+
+
 def test_a_single_choice_has_no_group(tmp_path):
     _, generation = prepare(Queue(), tmp_path, 1, 1)
     assert generation.choices[0].submission.choices is None

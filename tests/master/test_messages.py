@@ -316,7 +316,7 @@ def test_max_tokens_beyond_the_context_are_those_that_fit(model):
             submission = scripted.engine.submissions[-1]
             assert submission.max_gen_tokens == min(max_tokens, longest - len(submission.prompt))
         long = {**ASK, "messages": [{"role": "user", "content": "x" * longest}]}
-        assert error_of(await client.post(PATH, json=long))[2].startswith("the messages have ")
+        assert error_of(await client.post(PATH, json=long))[2].startswith("the prompt is too long: the messages have ")
 
     play(scripted, scene)
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jiter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,8 +143,13 @@ def test_what_is_no_input(text):
     assert input_of(text) is None
 
 
-def test_an_input_may_have_lone_surrogates():
-    assert input_of('{"a": "\\ud800"}') == {"a": "\ud800"}
+def test_lone_surrogates_make_no_input():
+    """Official clients read the parts of an input by jiter, which refuses them: the stream would end with an error."""
+    lone = '{"a": "\\ud800"}'
+    with pytest.raises(ValueError, match="escape"):
+        jiter.from_json(lone.encode())
+    assert input_of(lone) is None
+    assert input_of('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
 def test_a_piece_that_ends_a_call_and_begins_a_text_completes_the_call_first():

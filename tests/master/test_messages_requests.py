@@ -197,3 +197,17 @@ def test_the_deepest_input_can_be_sent_to_a_template():
     body = {"model": "m", "max_tokens": 1, "messages": [assistant(CALL | {"input": nested(MAX_DEPTH)}), HI]}
     (call,) = chat_request(check_body("messages", json.dumps(body).encode(), Lengths(1024))).messages[0].tool_calls
     assert call.function.values == nested(MAX_DEPTH)
+
+
+def test_what_claude_code_sends_is_accepted():
+    """Fields for the management of contexts and caches have no effect; the effort is that of a chat."""
+    fields = {
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "system": [text("a") | {"cache_control": {"type": "ephemeral", "scope": "global"}}],
+    }
+    assert translated(**fields)["messages"][0] == {"role": "system", "content": "a"}
+    for effort, expected in (("low", "low"), ("xhigh", "xhigh"), ("max", "xhigh")):
+        assert translated(output_config={"effort": effort}, **fields)["reasoning_effort"] == expected
+    assert "reasoning_effort" not in translated(output_config={}, **fields)
+    with pytest.raises(RequestError, match=r"output_config.format: this field is unknown or not supported"):
+        translated(output_config={"format": {"type": "json_schema"}})

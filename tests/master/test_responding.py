@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any, cast
@@ -9,11 +10,12 @@ from typing import Any, cast
 import pytest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.endpoint.answer_parts import AnswerFormat
-from orca_master.endpoint.chat import ChatFormat
+from orca_master.endpoint.chat import ChatFormat, token_logprob
 from orca_master.endpoint.choice_run import Choice, Piece
 from orca_master.endpoint.completions import CompletionFormat
 from orca_master.endpoint.generation import Generation
-from orca_master.endpoint.responding import ChunkJson, Format, dump
+from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, TokenTexts
+from orca_master.endpoint.responding import ChunkJson, Format, answer_of, dump, usage_of
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 
@@ -79,3 +81,39 @@ def test_the_beginning_of_a_stream_has_the_tokens_of_the_prompt_of_each_choice(t
         assert set(map(tuple, opening)) == {(1, 7)}
     _, chat = formats(tmp_path)
     assert {choice.prompt_token_ids for chunk in chat.opening(generation) for choice in chunk.choices} == {None}
+
+
+@pytest.mark.parametrize("top", [None, 2])
+def test_log_probabilities_of_a_long_chat_answer_are_written_a_few_at_a_time(tmp_path, top):
+    """An answer of 30,000 tokens with 20 alternatives each took ten seconds at once: nobody else was served."""
+
+    def style_with(**fields: Any) -> ChatFormat:
+        body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
+        return ChatFormat(body, "m", TextCodec(tmp_path), AnswerFormat())
+
+    style = style_with(logprobs=True, top_logprobs=top)
+    generation = Generation("id", 5, [[1]], [CHOICE], 1, 9)
+    usage = usage_of(generation, 3000, 0)
+    alternatives = pb.Logprobs(sampled=-0.5, token=[3, 7][: top or 0], logprob=[-0.25, -0.5][: top or 0])
+    pieces = [Piece(0, "é", 7, alternatives, None)] * 3000 + [Piece(0, "", 7, None, "length")]
+    turns = 0
+
+    async def run() -> bytes:
+        answer = asyncio.create_task(answer_of(generation, [pieces], usage, style))
+
+        async def count() -> None:
+            nonlocal turns
+            while not answer.done():
+                turns += 1
+                await asyncio.sleep(0)
+
+        await count()
+        return await answer
+
+    (choice,) = json.loads(asyncio.run(run()))["choices"]
+    expected = json.loads(json.dumps([token_logprob(TokenTexts(TextCodec(tmp_path)), pieces[0])] * 3000))
+    assert choice["logprobs"] == {"content": expected}
+    assert len(expected[0]["top_logprobs"]) == (top or 0)
+    assert turns > 3000 * (1 + (top or 0)) / SLICE_NUMBERS
+    (choice,) = json.loads(asyncio.run(answer_of(generation, [pieces], usage, style_with())))["choices"]
+    assert choice["logprobs"] is None

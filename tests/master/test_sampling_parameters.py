@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.errors import RequestError
@@ -39,13 +38,6 @@ def test_every_value_survives_the_message(sampling):
     sampling.fill(message)
     sampling.check()
     assert sampling_of(pb.Sampling.FromString(message.SerializeToString())) == sampling
-
-
-@pytest.mark.parametrize(("temperature", "sent"), [(2.0**-149, 0), (9e-6, 0), (2e-5, np.float32(2e-5)), (0, 0)])
-def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(temperature, sent):
-    message = pb.Sampling()
-    SamplingParameters(temperature=temperature).fill(message)
-    assert message.temperature == sent
 
 
 def test_a_wrong_value_is_named_as_in_the_api():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.text.stop_strings import StopSearch
+from orca_master.text.stop_strings import StopSearch, _borders
 
 letters = st.text("ab", max_size=12)
 
@@ -59,3 +59,13 @@ def test_a_long_common_beginning_costs_no_more_than_a_short_one():
         assert search.feed("a") is None
     assert search.longest_beginning == 1023
     assert Counted.reads <= 4 * 5000 * len(strings)
+
+
+def test_the_tables_of_more_strings_than_the_cache_holds_are_computed_once():
+    """One client with many long stop strings must not slow the others."""
+    searches = [StopSearch([f"{number}-{other}" for other in range(16)]) for number in range(40)]
+    before = _borders.cache_info().misses
+    for _ in range(3):
+        for search in searches:
+            assert search.feed("a") is None
+    assert _borders.cache_info().misses == before

@@ -122,7 +122,7 @@ def test_models_probes_and_metrics(client, served):
         ({"prompt": None}, 400, "prompt", "valid"),
         ({"frobnicate": 1}, 400, "frobnicate", "unknown or not supported"),
         ({"model": "other"}, 404, "model", "'other' does not exist"),
-        ({"max_tokens": MAX_POSITIONS}, 400, "max_tokens", f"exceed the model's context of {MAX_POSITIONS} tokens"),
+        ({"max_tokens": MAX_POSITIONS}, 400, "max_tokens", f"maximum context length is {MAX_POSITIONS} tokens"),
         ({"max_tokens": 690}, 400, "max_tokens", "need 704 K/V slots (rounded to blocks of 16), this server has 640"),
     ],
 )  # fmt: skip

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from orca_master.errors import CONTEXT_EXCEEDED
+
 CHARACTERS_PER_TOKEN = 16
 """Maximum characters of a text per token of the model's context, more than the average of texts."""
 MIN_CHARACTERS = 256 << 10
@@ -43,8 +45,8 @@ class Lengths:
         """Raise PydanticCustomError for more token ids than the model's context length."""
         if self.max_model_len is not None and count > self.max_model_len:
             raise PydanticCustomError(
-                "too_long",
-                "{count} tokens exceed the model's context of {limit} tokens",
+                CONTEXT_EXCEEDED,
+                "{count} tokens: this model's maximum context length is {limit} tokens",
                 {"count": count, "limit": self.max_model_len},
             )
 
@@ -64,9 +66,9 @@ class Lengths:
         limit = max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * self.max_model_len)
         if count > limit:
             raise PydanticCustomError(
-                "too_long",
-                "{count} characters exceed the limit of {limit} for the model's context of {tokens} tokens: "
-                "send a longer text as token ids",
+                CONTEXT_EXCEEDED,
+                "{count} characters exceed the limit of {limit}: the prompt is too long, this model's maximum context "
+                "length is {tokens} tokens; send a longer text as token ids",
                 {"count": count, "tokens": self.max_model_len, "limit": limit},
             )
 

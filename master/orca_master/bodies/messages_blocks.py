@@ -25,6 +25,7 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: Name | None = None
+    scope: Name | None = None
 
 
 class TextBlock(Body):

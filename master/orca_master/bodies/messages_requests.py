@@ -66,6 +66,12 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] = "summarized"
 
 
+class OutputConfig(Body):
+    """How much the model is to reason; see `reasoning_effort` of a chat."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
 class CountTokensRequest(Body):
     """Body of POST /v1/messages/count_tokens: what makes up a prompt."""
 
@@ -76,6 +82,9 @@ class CountTokensRequest(Body):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: CacheControl | None = None
+    context_management: Annotated[dict[str, Any], check_options] | None = None
+    """No effect: the client keeps its conversation within the context."""
+    output_config: OutputConfig | None = None
 
 
 class Metadata(Body):

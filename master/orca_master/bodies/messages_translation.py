@@ -40,6 +40,8 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     if body.thinking is not None and body.thinking.type != "adaptive":
         # The variable by which Qwen3's template turns reasoning off; templates that do not know it ignore it.
         fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if body.output_config is not None and (effort := body.output_config.effort) is not None:
+        fields["reasoning_effort"] = "xhigh" if effort == "max" else effort
     if isinstance(body, MessagesRequest):
         fields |= {
             "max_tokens": body.max_tokens,

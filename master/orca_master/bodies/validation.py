@@ -21,7 +21,7 @@ from orca_master.bodies.messages_requests import CountTokensRequest, MessagesReq
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
-from orca_master.errors import RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 
 KINDS: dict[str, TypeAdapter[Any]] = {
     "completion": TypeAdapter(CompletionRequest),
@@ -65,7 +65,8 @@ def described(errors: Sequence[Any]) -> RequestError:
     if first["type"] == "extra_forbidden":
         message = "this field is unknown or not supported"
     if path:
-        return RequestError(f"{'.'.join(path)}: {message}", path[0])
+        code = CONTEXT_EXCEEDED if first["type"] == CONTEXT_EXCEEDED else None
+        return RequestError(f"{'.'.join(path)}: {message}", path[0], code)
     # Messages of checks over several fields begin with the name of the invalid field.
     return RequestError(message, message.partition(":")[0] if first["type"] == "value_error" else None)
 

@@ -25,11 +25,11 @@ from orca_master.endpoint.openai_answers import (
     ToolCall,
     Usage,
 )
-from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts, entries_json
+from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
-from orca_master.errors import RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -39,7 +39,7 @@ class ChatFormat:
     def __init__(self, body: ChatCompletionRequest, model_name: str, codec: TextCodec, answers: AnswerFormat) -> None:
         self._body = body
         self._model_name = model_name
-        self._codec = codec
+        self._texts = TokenTexts(codec)
         self._answers = answers
         self._parsers: dict[int, AnswerParser] = {}
         """Of the choices of a stream."""
@@ -85,7 +85,7 @@ class ChatFormat:
             index=piece.index,
             delta=delta,
             finish_reason=_finish_reason(parser, piece),
-            logprobs=self._logprobs([piece]),
+            logprobs=ChatLogprobs(content=self._logprobs([piece])) if self._body.logprobs else None,
             token_ids=[piece.token] if self._body.return_token_ids else None,
         )
         return self._chunk(generation, choice)
@@ -117,7 +117,7 @@ class ChatFormat:
             index=index,
             message=message,
             finish_reason=_finish_reason(parser, pieces[-1]),
-            logprobs=self._logprobs(pieces),
+            logprobs=None,  # in `long_choice_fields`
             token_ids=[piece.token for piece in pieces] if wants_ids else None,
             prompt_token_ids=list(generation.prompt_of(index)) if wants_ids else None,
         )
@@ -128,13 +128,18 @@ class ChatFormat:
 
     async def long_choice_fields(self, generation: Generation, index: int, pieces: list[Piece]) -> dict[str, str]:
         """See Format."""
-        return {}
+        if not self._body.logprobs:
+            return {}
+        known = [piece for piece in pieces if piece.logprobs is not None]
+        size = max(1, SLICE_NUMBERS // (1 + (self._body.top_logprobs or 0)))
+        parts = (self._logprobs(known[start : start + size]) for start in range(0, len(known), size))
+        return {"logprobs": f'{{"content":{await entries_json(parts)}}}'}
 
     async def long_answer_fields(self, generation: Generation, first: Piece) -> dict[str, str]:
         """See Format."""
         if (count := self._body.prompt_logprobs) is None or first.prompt_logprobs is None:
             return {}
-        numbers = PromptNumbers(generation.prompt_of(0), first.prompt_logprobs, count, TokenTexts(self._codec))
+        numbers = PromptNumbers(generation.prompt_of(0), first.prompt_logprobs, count, self._texts)
         return {"prompt_logprobs": await entries_json(numbers.entries())}
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> ChatCompletion:
@@ -160,23 +165,19 @@ class ChatFormat:
             usage=usage,
         )
 
-    def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
-        if not self._body.logprobs:
-            return None
-        return ChatLogprobs(
-            content=[token_logprob(self._codec, piece) for piece in pieces if piece.logprobs is not None]
-        )
+    def _logprobs(self, pieces: list[Piece]) -> list[ChatTokenLogprob]:
+        return [token_logprob(self._texts, piece) for piece in pieces if piece.logprobs is not None]
 
 
-def token_logprob(codec: TextCodec, piece: Piece) -> ChatTokenLogprob:
+def token_logprob(texts: TokenTexts, piece: Piece) -> ChatTokenLogprob:
     """Return the log probabilities at a piece's token."""
 
     def of(token: int, logprob: float) -> TokenLogprob:
-        return TokenLogprob(token=codec.decode([token]), logprob=logprob, bytes=list(codec.token_bytes(token)))
+        return {"token": texts.of(token), "logprob": logprob, "bytes": texts.bytes_of(token)}
 
     logprobs = piece.logprobs or pb.Logprobs()
     top = [of(token, value) for token, value in zip(logprobs.token, logprobs.logprob, strict=True)]
-    return ChatTokenLogprob(**of(piece.token, logprobs.sampled).model_dump(), top_logprobs=top)
+    return {**of(piece.token, logprobs.sampled), "top_logprobs": top}
 
 
 def _finish_reason(parser: AnswerParser, piece: Piece) -> Literal["stop", "length", "tool_calls"] | None:
@@ -206,9 +207,10 @@ def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
     room = status.longest - len(prompt)
     if room < 1:
         raise RequestError(
-            f"the messages have {len(prompt)} tokens and leave no room in the model's context of "
-            f"{status.max_model_len}",
+            f"the prompt is too long: the messages have {len(prompt)} tokens and leave no room for an answer; this "
+            f"model's maximum context length is {status.max_model_len} tokens",
             "messages",
+            CONTEXT_EXCEEDED,
         )
     return room
 

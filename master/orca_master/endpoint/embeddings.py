@@ -15,7 +15,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 from orca_contract.model_choices import Pooling
@@ -31,7 +31,7 @@ from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.request_limits import check_together
-from orca_master.errors import EngineError, RequestError, RequestTimeoutError
+from orca_master.errors import CONTEXT_EXCEEDED, EngineError, RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
@@ -138,6 +138,7 @@ def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus) -> None:
             raise RequestError(
                 f"input: a text has {len(tokens)} tokens, at most {status.longest} are possible: send a shorter part",
                 "input",
+                CONTEXT_EXCEEDED,
             )
         check_token_ids("input", tokens, status.vocabulary_size)
     check_together(len(inputs), sum(map(len, inputs)), status, "input", f"input: {len(inputs)} texts")
@@ -166,15 +167,17 @@ def submissions_of(
     ]
 
 
-async def _inputs(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[int]]:
+async def inputs_of(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[int]]:
     """Return the inputs as token ids; raise RequestError without a tokenizer."""
     entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
-    return [
-        await endpoint.encode(entry, "input", body.add_special_tokens)
-        if isinstance(entry, str)
-        else cast("Sequence[int]", entry)
-        for entry in entries
-    ]
+    inputs: list[Sequence[int]] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            inputs.append(await endpoint.encode(entry, "input", body.add_special_tokens))
+            await asyncio.sleep(0)  # a short text is tokenized on the event loop, and there may be a thousand
+        else:
+            inputs.append(entry)
+    return inputs
 
 
 async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, timeout: float | None) -> bytes:
@@ -203,7 +206,7 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         """Return an embedding of each text."""
         owner = owner_of(request)
         endpoint.check(body.model, owner)
-        inputs = await _inputs(body, endpoint)
+        inputs = await inputs_of(body, endpoint)
         check_inputs(inputs, endpoint.engine.status)
         adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
         submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt, adapter)

@@ -35,6 +35,8 @@ _COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(Gene
     "seed", "prompt_logprobs"
 }  # fmt: skip
 """Sampling parameters with the same name and value in the body."""
+LEAST_TEMPERATURE = 1e-5
+"""Below it a request is greedy: logits over its temperature could exceed the workers' number type."""
 CANCELLED = "cancelled: the client closed the connection"
 
 
@@ -195,6 +197,8 @@ class Generator:
         group = Choices(request_id, count, num_tokens) if count > 1 else None
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
+        if body.temperature < LEAST_TEMPERATURE:
+            shared_parameters["temperature"] = 0.0
         shared_parameters |= {"top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
         for index in range(count):
             prompt_index, choice = divmod(index, body.num_choices)

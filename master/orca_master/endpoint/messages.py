@@ -95,7 +95,7 @@ def _events_of(
 
 
 async def _whole(events: MessageEvents, pieces: AsyncIterator[list[Piece]]) -> bytes:
-    """Return the message as JSON, in ASCII: the input of a tool may have lone surrogates, which are not UTF-8."""
+    """Return the message as JSON."""
     all_events: list[Event] = []
     async for together in pieces:
         if not all_events:

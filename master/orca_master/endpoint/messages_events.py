@@ -170,10 +170,13 @@ def message_of(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def input_of(arguments: str) -> dict[str, Any] | None:
-    """Return the arguments of a call as an object; None if they are no JSON object, or cannot be written as one."""
+    """Return the arguments of a call as an object; None if they are no JSON object, or cannot be written as one.
+
+    NaN, Infinity and numbers as large as 1e999 are no JSON; official clients cannot read lone surrogates.
+    """
     value = object_of(arguments) if arguments else None
     try:
-        json.dumps(value, allow_nan=False)  # NaN, Infinity and numbers as large as 1e999 are no JSON
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
         return None
     return value

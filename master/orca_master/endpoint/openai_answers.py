@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 
 class CompletionLogprobs(BaseModel):
@@ -43,7 +44,7 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class TokenLogprob(BaseModel):
+class TokenLogprob(TypedDict):
     """A token, its log probability and its bytes."""
 
     token: str

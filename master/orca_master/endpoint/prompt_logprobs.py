@@ -42,11 +42,12 @@ def check_size(num_tokens: int, per_token: int, num_choices: int, field: str) ->
 
 
 class TokenTexts:
-    """Texts of token ids, each decoded once."""
+    """Texts and bytes of token ids, each decoded once."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._texts: dict[int, str] = {}
+        self._bytes: dict[int, list[int]] = {}
         self._special: dict[int, bool] = {}
 
     def of(self, token: int) -> str:
@@ -54,6 +55,12 @@ class TokenTexts:
         if token not in self._texts:
             self._texts[token] = self._codec.decode([token])
         return self._texts[token]
+
+    def bytes_of(self, token: int) -> list[int]:
+        """Return the bytes of a token in a text."""
+        if token not in self._bytes:
+            self._bytes[token] = list(self._codec.token_bytes(token))
+        return self._bytes[token]
 
     def is_special(self, token: int) -> bool:
         """Return True if a token has a text that is skipped with the special tokens."""
@@ -161,7 +168,7 @@ async def lists_json(parts: Iterable[CompletionLogprobs]) -> str:
     return "{" + ",".join(f'"{name}":[{",".join(texts)}]' for name, texts in lists.items()) + "}"
 
 
-async def entries_json(parts: Iterable[list[Entry | None]]) -> str:
+async def entries_json(parts: Iterable[Sequence[Any]]) -> str:
     """Return the JSON of the concatenated entries; lets the event loop serve others between the parts."""
     texts = []
     for part in parts:

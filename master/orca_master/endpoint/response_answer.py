@@ -7,10 +7,10 @@ from typing import cast
 
 from orca_master.endpoint.answer_parts import AnswerParser
 from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.openai_answers import ChatTokenLogprob
 from orca_master.endpoint.response_objects import (
     IncompleteDetails,
     InputTokensDetails,
-    Logprob,
     OutputTokensDetails,
     ResponseObject,
     ResponseUsage,
@@ -40,7 +40,7 @@ class ResponseAnswer:
         input_tokens: int,
         parser: AnswerParser,
         output: ResponseOutput,
-        logprobs: Callable[[Piece], list[Logprob]],
+        logprobs: Callable[[Piece], list[ChatTokenLogprob]],
         clock: Callable[[], float],
     ) -> None:
         self.response = response

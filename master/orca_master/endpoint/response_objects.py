@@ -11,22 +11,9 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from orca_master.bodies.response_requests import FunctionTool, ResponseRequest
+from orca_master.endpoint.openai_answers import ChatTokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class TopLogprob(TypedDict):
-    """A token, its log probability and its bytes."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class Logprob(TopLogprob):
-    """A generated token and its most likely alternatives."""
-
-    top_logprobs: list[TopLogprob]
 
 
 class OutputText(TypedDict):
@@ -35,7 +22,7 @@ class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[Logprob]
+    logprobs: list[ChatTokenLogprob]
 
 
 class ReasoningText(TypedDict):

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from orca_master.endpoint.answer_parts import Parts
+from orca_master.endpoint.openai_answers import ChatTokenLogprob
 from orca_master.endpoint.response_objects import (
-    Logprob,
     OutputCall,
     OutputItem,
     OutputMessage,
@@ -44,10 +44,10 @@ class ResponseOutput:
         """True while the last item can grow."""
         self._texts: list[str] = []
         """What the last item's text or arguments consist of, while it is open."""
-        self._logprobs: list[Logprob] = []
+        self._logprobs: list[ChatTokenLogprob] = []
         """Of tokens whose text has not come yet."""
 
-    def feed(self, parts: Parts, logprobs: list[Logprob]) -> list[Event]:
+    def feed(self, parts: Parts, logprobs: list[ChatTokenLogprob]) -> list[Event]:
         """Add what a piece of the answer consists of, and its tokens' log probabilities; return the events."""
         events: list[Event] = []
         self._logprobs += logprobs
@@ -162,7 +162,7 @@ class ResponseOutput:
         return f"{prefix}_{self._suffix}{len(self.items):04x}"
 
 
-def _of_text(logprobs: list[Logprob], text: str) -> list[Logprob]:
+def _of_text(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:
     """Return the log probabilities of the tokens of a text at the beginning of a message.
 
     Others precede them: the end of the reasoning or of a call, and white space, which the text lacks.

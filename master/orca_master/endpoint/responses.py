@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import cast
 
 from fastapi import FastAPI, Request, Response
 
@@ -25,9 +24,11 @@ from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, deliver_body, d
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
+from orca_master.endpoint.openai_answers import ChatTokenLogprob
+from orca_master.endpoint.prompt_logprobs import TokenTexts
 from orca_master.endpoint.recorder import Recorder
 from orca_master.endpoint.response_answer import FAILURES, ResponseAnswer, fault_of
-from orca_master.endpoint.response_objects import Logprob, ResponseObject, begun_response, wire_event, wire_json
+from orca_master.endpoint.response_objects import ResponseObject, begun_response, wire_event, wire_json
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.endpoint.response_prompt import chat_request, response_fields
 from orca_master.endpoint.response_record import conversation_of, record
@@ -127,10 +128,12 @@ def _answer(
     def call_id(index: int) -> str:
         return endpoint.answers.call_id(response_id, 0, index)
 
-    def logprobs(piece: Piece) -> list[Logprob]:
+    texts = TokenTexts(endpoint.codec)
+
+    def logprobs(piece: Piece) -> list[ChatTokenLogprob]:
         if piece.logprobs is None or not body.wants_logprobs:
             return []
-        return [cast("Logprob", token_logprob(endpoint.codec, piece).model_dump())]
+        return [token_logprob(texts, piece)]
 
     parser = endpoint.answers.parser(chat)
     return ResponseAnswer(

@@ -35,6 +35,7 @@ from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.engine.patience import Patience
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.pipeline_set import NO_PIPELINES, PipelineSet
+from orca_master.engine.progress import stall_bound
 from orca_master.engine.request_limits import check_priority
 from orca_master.engine.snapshot import EngineSnapshot, LoadedBytes
 from orca_master.engine.supervisor import PipelineSupervisor
@@ -187,7 +188,7 @@ class EngineMaster:
             self._progressed_at,
             self._pipelines.formed,
             self._pipelines.loaded_bytes if self._state is EngineState.LOADING else LoadedBytes(),
-            self._pipelines.stall_seconds,
+            stall_bound(self.scheduler, self._pipelines.stall_seconds, self.config.recovery_timeout),
             self._patience.recovery,
             self._admission.seconds,
             sum(ledger.num_blocks for ledger in self.scheduler.ledgers),
@@ -214,8 +215,7 @@ class EngineMaster:
         self._enter(EngineState.SERVING)
         if not self._started.done():
             self._started.set_result(None)
-        self._requests.refuse_misfits()
-        self._dispatch()
+        self._refuse_misfits()
 
     def on_result(self, supervisor: PipelineSupervisor, batch: Batch, result: pb.IterationResult) -> None:
         """Commit the result, send the next iterations, then deliver the tokens."""
@@ -280,9 +280,9 @@ class EngineMaster:
         asyncio.get_running_loop().call_later(self.config.recovery_timeout + 1, self._refuse_misfits)
 
     def _refuse_misfits(self) -> None:
-        """Fail requests that no pipeline can finish; the snapshot shows the shorter queue."""
+        """Fail requests that no pipeline can finish; lines of batches may have waited behind them."""
         self._requests.refuse_misfits()
-        self.on_change()
+        self._dispatch()
 
     def _fail(self, reason: str) -> None:
         self._enter(EngineState.FAILED, reason)

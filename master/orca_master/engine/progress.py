@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orca_contract.state import EngineState, ProgressReport
+
+if TYPE_CHECKING:  # API processes have no scheduler
+    from orca_master.scheduling.scheduler import Scheduler
+
+
+RETURN_SECONDS = 60.0
+"""Added to the recovery timeout, which begins with the first failed attempt to form a pipeline again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,22 @@ class Progress:
             f"stalled: {self.num_unfinished} requests wait, and no iteration has returned for {now - self.since:.0f} s "
             f"(the bound is {self.stall_timeout:.0f} s: --stall-timeout)"
         )
+
+
+def stall_bound(scheduler: Scheduler, usual: float, recovery_timeout: float) -> float:
+    """Return the seconds without an iteration after which the engine counts as stalled, by default `usual`.
+
+    While the next requests wait for a lost pipeline with more slots, nothing can be computed: then the bound is the
+    time for which they wait. The requests of batches wait behind interactive ones.
+    """
+    pool = scheduler.pool
+    if scheduler.num_running or not len(pool):
+        return usual
+    nearest = min(request.service_class for request in pool)
+    following = [request for request in pool if request.service_class == nearest]
+    if any(ledger.can_finish(request) for ledger in scheduler.ledgers for request in following):
+        return usual
+    return max(usual, recovery_timeout + RETURN_SECONDS)
 
 
 def progress_report(state: EngineState, serves: bool, progress: Progress) -> ProgressReport:

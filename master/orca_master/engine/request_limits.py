@@ -8,7 +8,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Submission
-from orca_master.errors import QueueFullError, RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, QueueFullError, RequestError
 from orca_master.scheduling.kv_ledger import blocks_for
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -20,7 +20,9 @@ def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
     numbers = f"{len(request.prompt)} prompt tokens + {request.max_gen_tokens} max_tokens"
     if request.max_tokens > max_model_len:
         raise RequestError(
-            f"{numbers} = {request.max_tokens} exceed the model's context of {max_model_len} tokens", "max_tokens"
+            f"{numbers} = {request.max_tokens} tokens: this model's maximum context length is {max_model_len} tokens",
+            "max_tokens",
+            CONTEXT_EXCEEDED,
         )
     if rounded > num_slots:
         raise RequestError(

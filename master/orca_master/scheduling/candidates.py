@@ -41,11 +41,18 @@ class Candidates:
         self._head = next(self._waiting, None)
         self._last_class = ServiceClass.BATCH
         """Later classes are not admitted."""
+        self._num_passed_over = 0
 
-    def pass_over(self, request: Request) -> None:
-        """Leave a request waiting that keeps its place in the order; later requests of its class may be admitted."""
+    def pass_over(self, request: Request, most: int | None = None) -> None:
+        """Leave a request waiting that keeps its place in the order; later requests of its class may be admitted.
+
+        After `most` such requests none is: thousands of requests may wait for one prefix, and each is looked at.
+        """
+        self._num_passed_over += 1
         self._last_class = min(self._last_class, request.service_class)
         self._end_at_class()
+        if most is not None and self._num_passed_over >= most:
+            self.end_admission()
 
     def end_admission(self) -> None:
         """Skip all further waiting requests."""

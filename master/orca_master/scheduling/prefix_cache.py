@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -42,7 +43,7 @@ class PrefixCache:
         """Since the last `collect_use`."""
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._unused: dict[int, None] = {}
+        self._unused: OrderedDict[int, None] = OrderedDict()  # the first key of a dict costs its deleted keys
         """Least recently used first."""
 
     @property

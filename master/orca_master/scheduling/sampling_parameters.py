@@ -18,8 +18,6 @@ from orca_master.errors import RequestError
 
 SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Smallest and largest positive normal float32, the workers' number type."""
-LEAST_TEMPERATURE = 1e-5
-"""Smaller temperatures are sent as 0, the largest logit: a quotient by them may exceed the workers' number type."""
 MAX_LOGPROBS = 20
 
 
@@ -81,8 +79,6 @@ class SamplingParameters:
                 value = getattr(self, name)
                 if value is not None:
                     setattr(message, name, value)
-            if self.temperature < LEAST_TEMPERATURE:
-                message.temperature = 0
         except ValueError as error:
             most = 2**64 - 1 if name in _WIDE else 2**32 - 1
             raise ValueOutOfRangeError(_FIELDS[name], f"{value} is not between 0 and {most}") from error

@@ -10,7 +10,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from orca_master.bodies.lengths import Lengths
-from orca_master.errors import QueueFullError, RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, QueueFullError, RequestError
 from orca_master.text.tokenizer import TextCodec
 
 SHORT = 2048
@@ -54,6 +54,9 @@ class Encoder:
             count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False, name=name))
             if count > limit:
                 raise RequestError(
-                    f"{name}: the text has more than {limit} tokens, the model's context has {max_model_len}", name
+                    f"{name}: the prompt is too long: the text has more than {limit} tokens, this model's maximum "
+                    f"context length is {max_model_len} tokens",
+                    name,
+                    CONTEXT_EXCEEDED,
                 )
         return self._codec.encode(text, add_special_tokens, name)

@@ -13,7 +13,8 @@ class StopSearch:
     """Search state of one text. Stop strings must not be empty."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = strings
+        self._strings = [(string, _borders(string)) for string in strings]
+        """The stop strings with their failure tables."""
         self._matched = [0] * len(strings)
         """Per string: length of its longest prefix that is a suffix of the text."""
 
@@ -29,8 +30,8 @@ class StopSearch:
         longest) as the distance from its beginning to the end of `text` and the stop string; None without a match.
         """
         matches = []
-        for place, string in enumerate(self._strings):
-            table, matched = _borders(string), self._matched[place]
+        for place, (string, table) in enumerate(self._strings):
+            matched = self._matched[place]
             for index, character in enumerate(text):
                 while matched and string[matched] != character:
                     matched = table[matched]
