@@ -141,7 +141,7 @@ class Cluster:
         )
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Delete an object if it still has this uid; a missing or replaced object is no error."""
+        """Delete an object if it still has this uid; one that is missing or replaced, or of no kind, is no error."""
         self._delete(kind, namespace, name, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
 
     def force_delete(self, namespace: str, pod: str, uid: str) -> bool:
@@ -174,7 +174,10 @@ class Cluster:
         return self._call(resource.create, body=manifest, namespace=manifest["metadata"]["namespace"])
 
     def _delete(self, kind: str, namespace: str, name: str, options: dict[str, Any]) -> bool:
-        resource = self._resource(kind)
+        try:
+            resource = self._resource(kind)
+        except KindNotServedError:
+            return False
         self._on_write("delete", kind)
         try:
             self._call(resource.delete, name=name, namespace=namespace, body=options)

@@ -253,16 +253,21 @@ def test_a_journal_that_cannot_be_written_is_off_and_nothing_else_fails(tmp_path
     again.close()
 
 
+@pytest.mark.parametrize("forgotten", [0, 2])
 @pytest.mark.parametrize("closes", [True, False])
-def test_requests_that_ended_after_a_failure_are_not_unfinished_at_the_next_start(tmp_path, monkeypatch, closes):
+def test_requests_that_ended_after_a_failure_are_not_unfinished_at_the_next_start(
+    tmp_path, monkeypatch, closes, forgotten
+):
     """Their ends could not be written: no next master computes them again, and no prompt stays behind."""
     journal = Journal(tmp_path, MODEL)
     numbers = [journal.accept(request(text)) for text in ("a", "b")]
     monkeypatch.setattr(os, "write", _no_space)
-    for number in numbers:
-        journal.end(number, Ended(1.0, ""))
+    journal.end(numbers[0], Ended(1.0, ""))
+    assert len(segments(tmp_path)) == 1, "the other one is unfinished"
+    journal.end(numbers[1], Ended(1.0, ""))
+    assert segments(tmp_path) == [], "although both are remembered for those who read them again"
+    for number in numbers[:forgotten]:
         journal.forget(number)
-    assert segments(tmp_path) == []
     assert journal.num_bytes == 0
     monkeypatch.undo()
     if closes:

@@ -174,6 +174,7 @@ def test_a_kind_whose_add_on_was_removed_is_skipped_until_it_is_back(tmp_path, m
             for _ in range(2):
                 with pytest.raises(KindNotServedError, match=r"monitoring.coreos.com/v1 PodMonitor"):
                     call()
+        found.delete("PodMonitor", "default", "demo", "uid")
         server.answers[f"{path}/demo"] = (404, {"kind": "Status", "message": 'namespaces "default" not found'})
         found._resources.pop("PodMonitor")
         with pytest.raises(ClusterError, match="namespaces"):

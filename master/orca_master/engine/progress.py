@@ -6,6 +6,7 @@ that has unfinished requests but returns no iteration. The probes and the endpoi
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -55,12 +56,12 @@ def stall_bound(scheduler: Scheduler, usual: float, recovery_timeout: float) -> 
     While the next requests wait for a lost pipeline with more slots, nothing can be computed: then the bound is the
     time for which they wait. The requests of batches wait behind interactive ones.
     """
-    pool = scheduler.pool
-    if scheduler.num_running or not len(pool):
+    pool, ledgers = scheduler.pool, scheduler.ledgers
+    if scheduler.num_running or not len(pool) or not ledgers:
         return usual
-    nearest = min(request.service_class for request in pool)
-    following = [request for request in pool if request.service_class == nearest]
-    if any(ledger.can_finish(request) for ledger in scheduler.ledgers for request in following):
+    nearest = next(iter(pool)).service_class  # by which every order begins
+    following = itertools.takewhile(lambda request: request.service_class == nearest, pool)
+    if any(ledger.can_finish(request) for request in following for ledger in ledgers):
         return usual
     return max(usual, recovery_timeout + RETURN_SECONDS)
 

@@ -48,12 +48,14 @@ class Journal:
         self.failure = ""
         """Why the journal is off, "" while it is on."""
         self._folder = folder
-        self._model = model
+        self._header = records.encode(records.header(model))
         self._max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
-        """Size of each file in bytes, by its number in ascending order."""
+        """Bytes of each file, by its number in ascending order."""
         self._first_segments: dict[int, int] = {}
         """Number of the file in which each remembered request begins."""
+        self._unfinished: set[int] = set()
+        """Numbers of the remembered requests that have not ended."""
         self._num_beginnings: Counter[int] = Counter()
         """Number of remembered requests that begin in each file."""
         self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
@@ -66,9 +68,7 @@ class Journal:
         self._retired: list[int] = []
         """Descriptors of complete files, which the thread closes."""
         self._lock = threading.Lock()
-        self._dirty = threading.Event()
-        self._new_files = threading.Event()
-        self._closing = threading.Event()
+        self._dirty, self._new_files, self._closing = threading.Event(), threading.Event(), threading.Event()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = lock_folder(folder)
@@ -98,6 +98,7 @@ class Journal:
         """Write an accepted request; return its number."""
         number, self._next_number = self._next_number, self._next_number + 1
         self._begins(number)
+        self._unfinished.add(number)
         self._write(records.encode(records.accepted(number, request)))
         return number
 
@@ -115,6 +116,8 @@ class Journal:
         """Write the end of a request."""
         self.flush()
         self._write(records.encode(records.ended(number, end)))
+        self._unfinished.discard(number)
+        self._delete_unneeded()
 
     def resume(self, numbers: Sequence[int]) -> None:
         """Write that requests of an earlier master are continued."""
@@ -122,8 +125,8 @@ class Journal:
 
     def forget(self, number: int) -> None:
         """Forget a request, and delete the files that only have forgotten requests."""
-        segment = self._first_segments.pop(number, None)
-        if segment is not None:
+        self._unfinished.discard(number)
+        if (segment := self._first_segments.pop(number, None)) is not None:
             self._num_beginnings[segment] -= 1
         self._delete_unneeded()
 
@@ -134,9 +137,8 @@ class Journal:
         self._closing.set()
         self._dirty.set()
         self._thread.join(JOIN_SECONDS)
-        if not self._first_segments:  # no prompt stays behind, nor a request whose end could not be written
-            for segment in self._sizes:
-                self._delete(segment)
+        if not self._first_segments:  # no prompt stays behind
+            self._delete_all()
         self.failure = self.failure or "closed"
         os.close(self._lock_file)
 
@@ -154,7 +156,7 @@ class Journal:
             known = set(self.requests)
             with path.open("rb") as file:
                 try:
-                    if records.decode(file.readline()) != records.header(self._model):
+                    if file.readline() != self._header:
                         logger.warning("%s: ignored: it is for another model or of another version", path)
                         continue
                     for line in file:
@@ -164,6 +166,7 @@ class Journal:
                     damaged |= self.requests.keys()
             for number in set(self.requests) - known:
                 self._begins(number, segment)
+        self._unfinished = {number for number, whole in self.requests.items() if whole.ended is None}
 
     def _begins(self, number: int, segment: int | None = None) -> None:
         """Note that a request begins in a file, by default the newest."""
@@ -171,17 +174,20 @@ class Journal:
         self._num_beginnings[segment] += 1
 
     def _delete_unneeded(self) -> None:
-        newest = max(self._sizes)
-        if not self._first_segments and self._sizes[newest] > len(records.encode(records.header(self._model))):
+        if not self._first_segments and self._sizes[max(self._sizes)] > len(self._header):
             self._rotate()
-            if self.failure:  # no new file has begun: its ended requests must not be read as unfinished
-                self._delete(newest)
-                self._sizes[newest] = 0
+        if self.failure and not self._unfinished:  # the ends of all requests that the files have could not be written
+            self._delete_all()
         for segment in list(self._sizes)[:-1]:
             if self._num_beginnings[segment]:
                 break
             del self._num_beginnings[segment], self._sizes[segment]
             self._delete(segment)
+
+    def _delete_all(self) -> None:
+        for segment in self._sizes:
+            self._delete(segment)
+            self._sizes[segment] = 0
 
     def _delete(self, segment: int) -> None:
         with contextlib.suppress(OSError):  # a disk that has become read-only
@@ -223,7 +229,7 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         descriptor = os.open(self._path(segment), flags, 0o600)
         try:
-            self._append(records.encode(records.header(self._model)), descriptor)
+            self._append(self._header, descriptor)
         except OSError:
             os.close(descriptor)
             raise

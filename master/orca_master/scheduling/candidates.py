@@ -48,7 +48,7 @@ class Candidates:
 
         After `most` such requests none is: thousands of requests may wait for one prefix, and each is looked at.
         """
-        self._num_passed_over += 1
+        self._num_passed_over += most is not None
         self._last_class = min(self._last_class, request.service_class)
         self._end_at_class()
         if most is not None and self._num_passed_over >= most:

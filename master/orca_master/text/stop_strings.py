@@ -6,6 +6,7 @@ The amortized cost per character and stop string is constant.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Sequence
 
 
@@ -47,15 +48,15 @@ class StopSearch:
 
 
 @functools.lru_cache(maxsize=256)
-def _borders(string: str) -> tuple[int, ...]:
+def _borders(string: str) -> array[int]:
     """Return the failure table: entry k is the length of the longest proper border of the first k characters.
 
     Cached, because all choices of a request have the same stop strings.
     """
-    table = [0, 0]
+    table = array("I", (0, 0))
     for end in range(1, len(string)):
         length = table[end]
         while length and string[length] != string[end]:
             length = table[length]
         table.append(length + (string[length] == string[end]))
-    return tuple(table)
+    return table
