@@ -54,7 +54,7 @@ class Encoder:
             count += len(self._codec.encode(text[start : start + PIECE], add_special_tokens=False, name=name))
             if count > limit:
                 raise RequestError(
-                    f"{name}: the prompt is too long: the text has more than {limit} tokens, this model's maximum "
+                    f"{name}: the text has more than {limit} tokens: the prompt is too long, this model's maximum "
                     f"context length is {max_model_len} tokens",
                     name,
                     CONTEXT_EXCEEDED,
