@@ -74,8 +74,8 @@ test-cluster: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m 'not long' -raP
 
 # The cluster tests for which CI has no time: ten minutes of steady load do not change the number of pipelines, the seconds
-# of an edit of `replicas`, further edits, broken edits and shapes, edits while requests wait, and upgrades and kills of the
-# operator under way.
+# of an edit of `replicas`, further edits, broken edits and shapes, edits while requests wait, certificates that are
+# replaced under load, and upgrades and kills of the operator under way.
 test-cluster-long: $(VENV)/dev-installed
 	$(BIN)/pytest tests/cluster -m long -raP
 

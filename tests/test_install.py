@@ -13,7 +13,7 @@ import pytest
 from install_torch import Choice, InstallError, Pip, choose, describe
 from support.package_index import bare_environment, make_wheel, serve_index
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.exhaustive
 TORCH = "torch==2.13.0"
 CUDA = ("nvidia-cudnn-cu13==9.20.0.48",)
 

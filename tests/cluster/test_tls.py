@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY
 from orca_operator.names import ADMIN_PORT, ROTATE_ANNOTATION, WORKER_PORT
 from orca_operator.rotation import NEXT_CERTIFICATE, PREVIOUS
@@ -189,6 +190,7 @@ def test_strangers_are_refused_and_read_nothing(namespace: Namespace):
     assert set(found) == {"plaintext", "no certificate", "foreign"}
 
 
+@pytest.mark.long
 def test_certificates_are_replaced_under_load_without_a_restart(namespace: Namespace, operator: str):
     """A new authority and new certificates under twenty streams: none fails and no pod restarts.
 

@@ -10,7 +10,9 @@ import torch
 
 # On the CPU the reference computes float16.
 @pytest.fixture(
-    scope="module", params=[torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str
+    scope="module",
+    params=[torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)],
+    ids=str,
 )
 def dtype(request) -> torch.dtype:
     return request.param

@@ -164,7 +164,7 @@ histories = given(st.sampled_from(BOUNDS), st.lists(events, max_size=15), st.int
 UNHURRIED = [HealthCheck.too_slow]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @settings(max_examples=40, deadline=None, suppress_health_check=UNHURRIED)
 @histories
 def test_every_history_keeps_what_serves_and_ends(bounds, history, last):

@@ -41,9 +41,8 @@ def processes(served: Served) -> dict[int, set[int]]:
     return {index: {pid} | descendants(pid) for index, pid in workers.items()}
 
 
-@pytest.mark.parametrize(
-    "victim", [pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("victim", [2, 3])
 def test_requests_of_a_departing_worker_move_to_the_other_pipeline(endless, victim):
     """The first or the last worker of the second pipeline. The worker ends at once, all others keep their processes."""
     with serve(endless, "-pp", "2", "--replicas", "2", "--dtype", "float32") as served:

@@ -15,7 +15,6 @@ import httpx
 import pytest
 from support.checkpoints import make_prompts, with_tokenizer
 from support.served import serve
-from support.variants import one_short_row
 
 NUM_TOKENS = 50
 LENGTHS = (20, 30, 40, 50, 1, 33, 40, 150)
@@ -24,7 +23,14 @@ SLOTS = 256
 """For two or three of these prompts with their tokens."""
 
 
-@pytest.mark.parametrize(("num_partitions", "ranks"), one_short_row([(2, 1), (1, 1), (1, 2)]))
+@pytest.mark.parametrize(
+    ("num_partitions", "ranks"),
+    [
+        (2, 1),
+        pytest.param(1, 1, marks=pytest.mark.exhaustive),
+        pytest.param(1, 2, marks=pytest.mark.long),
+    ],
+)
 def test_greedy_tokens_are_the_same_alone_and_in_company(num_partitions, ranks, checkpoint, tmp_path):
     path = with_tokenizer(checkpoint(NAME), tmp_path)
     prompts = [list(prompt) for prompt in make_prompts(LENGTHS)]

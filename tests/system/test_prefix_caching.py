@@ -146,7 +146,7 @@ def test_the_next_turn_of_a_chat_begins_with_the_last_one(served):
     assert cached(ask(model=NAME, messages=turns, max_tokens=8, temperature=0)) >= BLOCK_SIZE
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_api_processes_and_a_server_without_the_cache(checkpoint, tmp_path):
     model = with_tokenizer(checkpoint(NAME), tmp_path)
     with contextlib.ExitStack() as servers:

@@ -256,7 +256,9 @@ def test_mistakes_on_the_command_line(outcomes_of_mistakes, arguments, message):
     assert message in line
 
 
-@pytest.mark.parametrize("number", one_short([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]))
+@pytest.mark.parametrize(
+    "number", one_short([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL], long=(signal.SIGKILL,))
+)
 def test_no_process_stays_behind(checkpoint, number):
     """However the server ends: by request, by Ctrl-C, with its terminal, or killed."""
     with serve(checkpoint(NAME), "--pipeline-parallel-size", "2") as served:

@@ -140,7 +140,7 @@ def expected(made) -> dict[str, list[int]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["0", pytest.param("2", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["0", pytest.param("2", marks=pytest.mark.exhaustive)])
 def served(request, made) -> Iterator[Served]:
     model, adapters, _ = made
     with serve(model, *options(adapters, "--api-processes", request.param)) as server:
@@ -211,7 +211,7 @@ def test_a_stream_finishes_with_its_adapter_while_that_is_unloaded(served, made)
     assert unload(served, "sql").status_code == 200
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_keys_have_adapters_of_their_own(made, expected, tmp_path):
     """Those of a key that is removed from the file are unloaded by the next load, and their names are free."""
     model, adapters, _ = made
@@ -236,8 +236,8 @@ def test_keys_have_adapters_of_their_own(made, expected, tmp_path):
         assert ask(server, "sql", "one").status_code == 401
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("victim", ["rank", pytest.param("controller", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("victim", ["rank", "controller"])
 def test_a_lost_worker_has_the_adapters_again(made, expected, victim):
     """The stream of an adapter goes on with the same tokens, and its files are gone when a second one is lost."""
     model, adapters, _ = made

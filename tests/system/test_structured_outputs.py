@@ -141,7 +141,7 @@ def test_answers_to_schemas_of_every_kind_validate(served):
     assert run_suite(served.url, schemas(29, seed=1)) <= 2
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_answers_to_three_hundred_schemas_validate(served):
     """290 of 300 compile; the others have keywords that cannot be enforced, and are refused with the place."""
     suite = schemas(290)
