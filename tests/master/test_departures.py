@@ -187,15 +187,24 @@ def test_a_departure_is_not_counted_against_requests(grace):
     play(lambda: Engine(topology("a"), RESTARTED), scene)
 
 
+async def begin_large(made: Engine) -> None:
+    """Let pipeline a compute a request for which pipeline b has too few slots."""
+    made.cluster.sizes["b"] = 3
+    await made.engine.start()
+    made.submit("large", (1,) * 4, 60)
+    await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+
+
+async def never(*_: object) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
 @pytest.mark.parametrize("end", ["departs", "is killed"])
 def test_a_request_that_needs_the_largest_pipeline_waits_for_its_return(grace, end):
     """The smaller pipeline serves on meanwhile."""
 
     async def scene(made: Engine) -> None:
-        made.cluster.sizes["b"] = 3
-        await made.engine.start()
-        made.submit("large", (1,) * 4, 60)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        await begin_large(made)
         made.cluster.hang = True  # the next formation of the pipeline serves, but returns nothing yet
         if end == "departs":
             made.cluster.newest("a").depart(0)
@@ -215,14 +224,8 @@ def test_a_request_that_needs_the_largest_pipeline_waits_for_its_return(grace, e
 def test_the_time_for_a_return_begins_when_the_cause_of_the_loss_is_known():
     """No later failure follows that would end the wait: the next formation takes for ever."""
 
-    async def never(*_: object) -> None:
-        await asyncio.get_running_loop().create_future()
-
     async def scene(made: Engine) -> None:
-        made.cluster.sizes["b"] = 3
-        await made.engine.start()
-        made.submit("large", (1,) * 4, 60)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        await begin_large(made)
         made.cluster.on_made = lambda workers: setattr(workers, "form", never)
         made.cluster.newest("a").conclusive_seconds = 1.5  # longer than the time from a loss to its only check was
         made.cluster.newest("a").lose(KILLED)
@@ -235,14 +238,8 @@ def test_the_time_for_a_return_begins_when_the_cause_of_the_loss_is_known():
 def test_while_a_request_waits_for_the_largest_pipeline_the_engine_is_not_stalled_and_then_batches_go_on():
     """Nothing can be computed meanwhile: a line of a batch waits behind the interactive request."""
 
-    async def never(*_: object) -> None:
-        await asyncio.get_running_loop().create_future()
-
     async def scene(made: Engine) -> None:
-        made.cluster.sizes["b"] = 3
-        await made.engine.start()
-        made.submit("large", (1,) * 4, 60)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        await begin_large(made)
         assert made.engine.snapshot.stall_seconds < 2.0 + RETURN_SECONDS
         made.cluster.on_made = lambda workers: setattr(workers, "form", never)
         made.cluster.newest("a").lose(KILLED)
@@ -266,10 +263,7 @@ def test_while_a_request_waits_for_the_largest_pipeline_the_engine_is_not_stalle
 
 def test_a_request_fails_when_the_largest_pipeline_has_not_returned_in_time():
     async def scene(made: Engine) -> None:
-        made.cluster.sizes["b"] = 3
-        await made.engine.start()
-        made.submit("large", (1,) * 4, 60)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 2)
+        await begin_large(made)
         made.cluster.refusals["a"] = [KILLED] * 1000
         made.cluster.newest("a").lose(KILLED)
         async with asyncio.timeout(60):

@@ -5,20 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.endpoint.completions import token_prompts
-from orca_master.endpoint.embeddings import (
-    EmbeddingRun,
-    check_inputs,
-    encoded,
-    inputs_of,
-    submissions_of,
-    unit_vector,
-)
+from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, encoded, submissions_of, unit_vector
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.engine_client import EngineStatus
@@ -282,26 +273,3 @@ def test_inputs_that_can_never_be_served_are_refused_before_any_is_submitted():
     check_inputs([[1]], full)
     with pytest.raises(QueueFullError, match="255 requests are waiting"):
         check_inputs([[1], [2]], full)
-
-
-@pytest.mark.parametrize("read", [token_prompts, inputs_of])
-def test_others_are_served_between_the_texts_of_a_request(read):
-    """A thousand short texts, each tokenized on the event loop, take more than a second together."""
-    turns, seen = 0, []
-
-    class Encodes:
-        async def encode(self, text: str, *_: object) -> list[int]:
-            seen.append(turns)
-            return [len(text)]
-
-    async def run() -> list:
-        nonlocal turns
-        fields = {"prompt": ["a", "bb"] * 50, "input": ["a", "bb"] * 50, "add_special_tokens": True}
-        reading = asyncio.create_task(read(SimpleNamespace(**fields), Encodes()))
-        while not reading.done():
-            turns += 1
-            await asyncio.sleep(0)
-        return await reading
-
-    assert asyncio.run(run()) == [[1], [2]] * 50
-    assert len(set(seen)) == 100

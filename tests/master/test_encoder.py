@@ -43,6 +43,28 @@ def test_short_texts_stay_on_the_loop_and_long_ones_do_not():
         assert calls == [(on_the_loop, length)]
 
 
+def test_others_are_served_between_the_short_texts_of_a_request():
+    """A thousand of them, each tokenized on the event loop, take more than a second together."""
+    turns, seen = 0, []
+
+    async def encode_all() -> None:
+        encoder = Encoder(Recorder())
+        for _ in range(100):
+            await encoder.encode("once", "prompt", True, Lengths(1024))
+            seen.append(turns)
+
+    async def run() -> None:
+        nonlocal turns
+        encoding = asyncio.create_task(encode_all())
+        while not encoding.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await encoding
+
+    asyncio.run(run())
+    assert len(set(seen)) == 100
+
+
 def test_a_long_text_is_counted_in_pieces_first():
     text = "once upon a time " * (3 * PIECE // 17)
     found, calls = encode(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -164,14 +163,10 @@ async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Seq
         return [await endpoint.encode(body.prompt, "prompt")]
     if isinstance(body.prompt[0], int):
         return [cast("Sequence[int]", body.prompt)]
-    prompts: list[Sequence[int]] = []
-    for prompt in body.prompt:
-        if isinstance(prompt, str):
-            prompts.append(await endpoint.encode(prompt, "prompt"))
-            await asyncio.sleep(0)  # a short text is tokenized on the event loop, and there may be a thousand
-        else:
-            prompts.append(cast("Sequence[int]", prompt))
-    return prompts
+    return [
+        await endpoint.encode(prompt, "prompt") if isinstance(prompt, str) else cast("Sequence[int]", prompt)
+        for prompt in body.prompt
+    ]
 
 
 def add_completions(app: FastAPI, endpoint: Endpoint) -> None:

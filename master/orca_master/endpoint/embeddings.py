@@ -15,7 +15,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from fastapi import FastAPI, Request, Response
 from orca_contract.model_choices import Pooling
@@ -167,17 +167,15 @@ def submissions_of(
     ]
 
 
-async def inputs_of(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[int]]:
+async def _inputs(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[int]]:
     """Return the inputs as token ids; raise RequestError without a tokenizer."""
     entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
-    inputs: list[Sequence[int]] = []
-    for entry in entries:
-        if isinstance(entry, str):
-            inputs.append(await endpoint.encode(entry, "input", body.add_special_tokens))
-            await asyncio.sleep(0)  # a short text is tokenized on the event loop, and there may be a thousand
-        else:
-            inputs.append(entry)
-    return inputs
+    return [
+        await endpoint.encode(entry, "input", body.add_special_tokens)
+        if isinstance(entry, str)
+        else cast("Sequence[int]", entry)
+        for entry in entries
+    ]
 
 
 async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, timeout: float | None) -> bytes:
@@ -206,7 +204,7 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         """Return an embedding of each text."""
         owner = owner_of(request)
         endpoint.check(body.model, owner)
-        inputs = await inputs_of(body, endpoint)
+        inputs = await _inputs(body, endpoint)
         check_inputs(inputs, endpoint.engine.status)
         adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
         submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt, adapter)

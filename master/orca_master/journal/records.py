@@ -11,8 +11,8 @@
 | Request | `["request", NUMBER, {…}, [TOKEN, …], NUM_RESUMED, END]`: a whole request, written again |
 
 The `{…}` have the fields of `Accepted`, `adapter` only if there is one: versions before this field ignore the rest of
-such a file. An element of Tokens ends with PROMPT_LOGPROBS if its output has any. Pure functions. A request has a
-number, which is shorter than its id.
+such a file. An element of Tokens ends with PROMPT_LOGPROBS if its output has any. The functions are pure. A request has
+a number, which is shorter than its id. `TokenLog` has the tokens of a request in memory.
 """
 
 from __future__ import annotations

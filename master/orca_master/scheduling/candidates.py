@@ -41,17 +41,21 @@ class Candidates:
         self._head = next(self._waiting, None)
         self._last_class = ServiceClass.BATCH
         """Later classes are not admitted."""
-        self._num_passed_over = 0
+        self._num_wait_for_prefix = 0
 
-    def pass_over(self, request: Request, most: int | None = None) -> None:
-        """Leave a request waiting that keeps its place in the order; later requests of its class may be admitted.
-
-        After `most` such requests none is: thousands of requests may wait for one prefix, and each is looked at.
-        """
-        self._num_passed_over += most is not None
+    def pass_over(self, request: Request) -> None:
+        """Leave a request waiting that keeps its place in the order; later requests of its class may be admitted."""
         self._last_class = min(self._last_class, request.service_class)
         self._end_at_class()
-        if most is not None and self._num_passed_over >= most:
+
+    def wait_for_prefix(self, request: Request, most: int) -> None:
+        """Pass over a request whose prefix is being computed; after `most` of them no later request is admitted.
+
+        Thousands of requests may wait for one prefix, and each costs a look at all of its cached blocks.
+        """
+        self._num_wait_for_prefix += 1
+        self.pass_over(request)
+        if self._num_wait_for_prefix == most:
             self.end_admission()
 
     def end_admission(self) -> None:

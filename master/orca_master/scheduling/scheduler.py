@@ -161,7 +161,7 @@ class Scheduler:
                     continue
                 cost = room.cost_of(request)
                 if cost.waits_for_prefix:
-                    candidates.pass_over(request, most=self.config.max_batch_size)
+                    candidates.wait_for_prefix(request, self.config.max_batch_size)
                     continue
                 if not room.can_admit(cost) and not room.preempt_batches(request, cost, state.admitted):
                     candidates.end_admission()

@@ -35,7 +35,9 @@ class Encoder:
     async def encode(self, text: str, name: str, add_special_tokens: bool, lengths: Lengths) -> list[int]:
         """Return the token ids of the field `name`; raise RequestError, or QueueFullError if many texts wait."""
         if len(text) <= SHORT:
-            return self._codec.encode(text, add_special_tokens, name)
+            tokens = self._codec.encode(text, add_special_tokens, name)
+            await asyncio.sleep(0)  # a request may have a thousand short texts: others are served between them
+            return tokens
         if self._num_waiting >= MAX_WAITING:
             raise QueueFullError(f"{self._num_waiting} texts are waiting to be tokenized, the limit is {MAX_WAITING}")
         self._num_waiting += 1
