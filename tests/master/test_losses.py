@@ -8,6 +8,7 @@ from collections.abc import Callable, Container
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orca_contract.state import PipelinePhase
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.attempts import MAX_ATTEMPTS, MAX_CULPRITS
 from orca_master.engine.config import EngineConfig, WorkerOwner
@@ -91,6 +92,29 @@ def test_requests_that_crash_workers_fail_alone_and_all_others_get_their_tokens(
         made.assert_nothing_held()
 
     play(lambda: Engine(topology("a", partitions=partitions), PARENT), scene)
+
+
+@pytest.mark.parametrize("fault", [CRASH, KILL])
+def test_no_further_pipeline_is_lost_while_causes_are_unknown(fault):
+    """Three losses, as with one pipeline: two together, one alone. Losses from outside only delay the request."""
+
+    async def scene(made: Engine) -> None:
+        made.cluster.on_made = lambda workers: setattr(workers, "conclusive_seconds", 0.05)
+        await made.engine.start()
+        await made.until(lambda: all(made.phase(name) is PipelinePhase.SERVING for name in "abc"))
+        losses = poison(made, {"bad"}, fault, times=range(1, 6))
+        made.submit("bad", (5, 6), 40)
+        made.submit("good", (7,), 40)
+        tokens, errors = await outcome(made, 2)
+        assert tokens["good"] == continuation((7,), 40)
+        if fault is CRASH:
+            assert set(errors) == {"bad"}
+            assert losses() == 3
+        else:
+            assert tokens["bad"] == continuation((5, 6), 40)
+            assert losses() == 5
+
+    play(lambda: Engine(topology("a", "b", "c"), dataclasses.replace(PARENT, lookahead=False)), scene)
 
 
 @pytest.mark.parametrize("error", [KILL, WorkerLostError("gone", evidence=Evidence.GONE)])

@@ -7,11 +7,15 @@ import logging
 
 import pytest
 from orca_contract.state import PipelinePhase
-from orca_master.engine import supervisor
+from orca_master.engine import pipeline_set, supervisor
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.pipeline_set import PipelineSet
+from orca_master.engine.request_limits import check_values
 from orca_master.engine.snapshot import LoadedBytes
+from orca_master.errors import RequestError
+from orca_master.scheduling.request import Request
+from orca_protos import engine_pb2 as pb
 from support.fake_engine import topology
 from support.fake_workers import BYTES, MAX_MODEL_LEN, Cluster
 
@@ -103,6 +107,28 @@ def test_every_pipeline_of_the_topology_is_formed_once():
         assert {name: len(formed) for name, formed in cluster.formed.items()} == {"a": 1, "b": 1}
         assert (pipelines.formed.id, pipelines.formed.max_model_len) == ("b", MAX_MODEL_LEN)
         assert pipelines.loaded_bytes == LoadedBytes(4 * BYTES, 4 * BYTES)
+
+    play(scene)
+
+
+def test_the_tokens_of_waiting_requests_are_checked_once_for_each_vocabulary(monkeypatch):
+    """Each loss checks all waiting requests, of which there may be thousands with thousands of tokens."""
+    checked, request = [], Request("r", 0, [50], 4)
+    monkeypatch.setattr(
+        pipeline_set, "check_values", lambda request, size: (checked.append(size), check_values(request, size))
+    )
+
+    async def scene(pipelines, cluster):
+        await all_serve(pipelines)
+        for size in (100, 100, 60):
+            pipelines.facts = pb.ModelFacts(max_model_len=MAX_MODEL_LEN, vocabulary_size=size)
+            pipelines.check_fits(request)
+        assert checked == [100, 60]
+        pipelines.facts.vocabulary_size = 40
+        with pytest.raises(RequestError, match="prompt"):
+            pipelines.check_fits(request)
+        with pytest.raises(RequestError, match="prompt"):  # what was refused has not been checked
+            pipelines.check_fits(request)
 
     play(scene)
 

@@ -141,7 +141,9 @@ class PipelineSet:
         """Raise RequestError for a request that exceeds the engine's limits; check nothing before the engine serves."""
         if self.formed is not None and self.facts.vocabulary_size:
             check_fits(request, self.facts.max_model_len, self.most_slots or self.formed.num_slots)
-            check_values(request, self.facts.vocabulary_size)
+            if request.checked_vocabulary != self.facts.vocabulary_size:
+                check_values(request, self.facts.vocabulary_size)
+                request.checked_vocabulary = self.facts.vocabulary_size
         self.adapters.check_held(request.adapter)
 
     async def replace(self, topology: Topology) -> None:

@@ -85,6 +85,8 @@ class Request:
     """Rises when in-flight work becomes stale; a result of an older incarnation is ignored."""
     num_losses: int = 0
     """Losses of pipelines that count against this request (losses.py), since its last token."""
+    awaits_cause: bool = False
+    """True while the request is not admitted, because causes of losses are not known yet (losses.py)."""
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
     """Only requests with the same salt share K/V blocks (prefix_cache.py)."""
@@ -102,6 +104,8 @@ class Request:
     """Number of the model's adapter, from 1; 0: none."""
     num_positions_read: int = 0
     """First positions of the prompt whose results have returned, or are not wanted (`num_positions`)."""
+    checked_vocabulary: int = 0
+    """Size of the vocabulary for which the request's values have been checked (request_limits.py)."""
     num_expected_cached: int = 0
     """Prompt tokens in the prefix cache of some pipeline at the arrival; the expected wait does not count them."""
 

@@ -124,7 +124,7 @@ class Scheduler:
             return Proposal()
         self._suspects = [request for request in self._suspects if request.runs_alone and request.finish_reason is None]
         here = (entry for entry in self._suspects if self._pipeline_of.get(entry.request_id, pipeline) == pipeline)
-        alone = [entry for entry in here if state.ledger.can_finish(entry)]
+        alone = [entry for entry in here if not entry.awaits_cause and state.ledger.can_finish(entry)]
         if not alone:
             cap, divided_by = self.config.max_batch_size, num_batches(self.config, state.admitted)
             if self.config.balanced:
@@ -156,8 +156,8 @@ class Scheduler:
                 break
             num_shared_blocks = 0
             if request.state is RequestState.INITIATION:
-                if not state.ledger.can_finish(request):
-                    candidates.pass_over(request)  # waits for a larger pipeline
+                if request.awaits_cause or not state.ledger.can_finish(request):
+                    candidates.pass_over(request)  # waits for a cause (losses.py), or for a larger pipeline
                     continue
                 cost = room.cost_of(request)
                 if cost.waits_for_prefix:
