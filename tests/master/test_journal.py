@@ -95,6 +95,32 @@ def test_an_old_request_is_written_again_instead_of_keeping_all_files(tmp_path, 
     again.close()
 
 
+def test_old_requests_are_written_again_a_few_with_each_line(tmp_path, monkeypatch):
+    """The thread that writes serves all clients: it must not write a file of megabytes at once."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 4_000)
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 12_000)
+    monkeypatch.setattr(journal_module, "MOVE_BYTES", 1)
+    journal = Journal(tmp_path, MODEL)
+    made = {journal.accept(request(f"old-{index}")): request(f"old-{index}") for index in range(10)}
+    journal.content_of = lambda number: JournalledRequest(made[number])
+    first, grown = tmp_path / segments(tmp_path)[0], []
+    for _ in range(150):
+        before = journal.num_bytes
+        number = journal.accept(request("new"))
+        grown.append(journal.num_bytes - before)
+        journal.forget(number)
+    length = min(grow for grow in grown if grow > 0)
+    num_moved = sum(grow // length - 1 for grow in grown if grow > 0)
+    assert num_moved >= len(made), "all old ones were written again"
+    assert max(grown) < 5 * length, "two or three with each line"
+    journal.close()
+    again = Journal(tmp_path, MODEL)
+    found = {entry.accepted.request_id: entry.accepted for entry in again.requests.values()}
+    assert found.items() >= {entry.request_id: entry for entry in made.values()}.items()
+    assert not first.exists()
+    again.close()
+
+
 def test_what_was_written_is_read(tmp_path):
     journal = Journal(tmp_path / "new" / "folder", MODEL)
     first, second = journal.accept(request("a")), journal.accept(request("b"))
@@ -504,6 +530,7 @@ def test_whatever_happens_flushed_tokens_are_there_once_and_in_order(tmp_path_fa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal_module, "SEGMENT_BYTES", 400)
         patch.setattr(journal_module, "COMPACT_BYTES", 900)
+        patch.setattr(journal_module, "MOVE_BYTES", 1)
         folder = tmp_path_factory.mktemp("journal")
         journal = Journal(folder, MODEL)
         live: dict[int, JournalledRequest] = {}

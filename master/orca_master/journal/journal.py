@@ -1,10 +1,10 @@
 """`Journal`: an append-only log of accepted requests and their tokens, in files of one folder.
 
-A line is written to the kernel before the client receives the token, so that the death of the process loses nothing; a
-thread calls fsync(2) in batches, so that the death of the machine loses SYNC_SECONDS and the time of one fsync. A file
-is deleted as soon as all requests that begin in it or in earlier files are forgotten. Beyond COMPACT_BYTES the requests
-that begin in the oldest file are written again into the newest. When writing fails, the journal is off until the next
-start, and serving goes on. Files contain prompts: only their owner may read them.
+A line is written to the kernel before the client receives the token, so that the death of the process loses nothing,
+and that of the machine little (syncer.py). A file is deleted as soon as all requests that begin in it or in earlier
+files are forgotten. Beyond COMPACT_BYTES the requests that begin in the oldest file are written again into the newest,
+a few with each line. When writing fails, the journal is off until the next start, and serving goes on. Files contain
+prompts: only their owner may read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from orca_master.errors import ConfigurationError
 from orca_master.journal import records
 from orca_master.journal.folder_lock import lock_folder
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token
+from orca_master.journal.syncer import Syncer
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ SEGMENT_BYTES = 8 << 20
 MAX_BYTES = 256 << 20
 """Maximum size of all files: the journal is off beyond it."""
 COMPACT_BYTES = 64 << 20
-"""Total size above which each new file begins with the requests of the oldest file, which is deleted."""
-SYNC_SECONDS = 0.1
-JOIN_SECONDS = 5.0
+"""Total size above which the requests of the oldest file are written again, and the oldest file is deleted."""
+MOVE_BYTES = 16 << 10
+"""Bytes that are written again with a line, or twice those of a longer line: the calling thread serves meanwhile."""
 
 
 class Journal:
@@ -63,12 +63,9 @@ class Journal:
         self._tokens: list[Sequence[Any]] = []
         self._num_rewritten = 0
         """Bytes of the newest file that were written again, which do not count for its size."""
-        self._replaced: list[int] = []
-        """Files whose content was written again."""
-        self._retired: list[int] = []
-        """Descriptors of complete files, which the thread closes."""
-        self._lock = threading.Lock()
-        self._dirty, self._new_files, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._moving: list[int] = []
+        """Numbers of requests that begin in the file `_moving_from` and are to be written again."""
+        self._moving_from = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = lock_folder(folder)
@@ -77,12 +74,8 @@ class Journal:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
         self._next_number = max(self._first_segments, default=0) + 1
         self._descriptor = -1
-        try:
-            self._descriptor = self._begin_segment(max(self._sizes, default=0) + 1)
-        except OSError as error:
-            self._fail(error)
-        self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
-        self._thread.start()
+        self._syncer = Syncer(folder, self._fail)
+        self._begin_segment(max(self._sizes, default=0) + 1)
 
     @property
     def is_on(self) -> bool:
@@ -108,9 +101,8 @@ class Journal:
 
     def flush(self) -> None:
         """Write the recorded tokens. Call before a client receives one of them."""
-        if self._tokens:
-            tokens, self._tokens = self._tokens, []
-            self._write(records.encode(["tokens", *tokens]))
+        if line := self._take_tokens():
+            self._write(line)
 
     def end(self, number: int, end: Ended) -> None:
         """Write the end of a request."""
@@ -134,9 +126,7 @@ class Journal:
         """Flush, stop the thread, delete the files if no request is remembered, and unlock the folder."""
         self.flush()
         self._append(records.encode(["stopped"]))
-        self._closing.set()
-        self._dirty.set()
-        self._thread.join(JOIN_SECONDS)
+        self._syncer.close()
         if not self._first_segments:  # no prompt stays behind
             self._delete_all()
         self.failure = self.failure or "closed"
@@ -182,7 +172,10 @@ class Journal:
             if self._num_beginnings[segment]:
                 break
             del self._num_beginnings[segment], self._sizes[segment]
-            self._delete(segment)
+            if segment == self._moving_from:
+                self._syncer.delete_after_sync(self._path(segment))
+            else:
+                self._delete(segment)
 
     def _delete_all(self) -> None:
         for segment in self._sizes:
@@ -194,107 +187,78 @@ class Journal:
             self._path(segment).unlink()
 
     def _rotate(self) -> None:
-        """Begin a new file; beyond COMPACT_BYTES write the oldest file's requests again, and delete the oldest file."""
-        pending, self._tokens = self._tokens, []
-        if pending:  # they are part of the content that is written again
-            self._append(records.encode(["tokens", *pending]))
-        if self.failure:
+        """Begin a new file; beyond COMPACT_BYTES begin to write the oldest file's requests again."""
+        if self.failure or not self._begin_segment(max(self._sizes) + 1):
             return
-        try:
-            descriptor = self._begin_segment(max(self._sizes) + 1)
-        except OSError as error:
-            self._fail(error)
-            return
-        self._num_rewritten = 0
-        with self._lock:
-            self._retired.append(self._descriptor)
-            self._descriptor = descriptor
-        if self.num_bytes < COMPACT_BYTES or len(self._sizes) < 3:  # the newest request may not be remembered yet
-            return
-        oldest = min(self._sizes)
-        numbers = [number for number, segment in self._first_segments.items() if segment == oldest]
-        for number in numbers:
-            self._append(records.encode(records.request(number, self.content_of(number))))
-        if self.failure:
-            return
-        for number in numbers:
-            self._begins(number)
-        with self._lock:
-            del self._num_beginnings[oldest], self._sizes[oldest]
-            self._replaced.append(oldest)  # deleted by the thread, after fsync of the new file
-        self._num_rewritten = self._sizes[max(self._sizes)]
+        # With fewer than three files the newest request may be one whose content is not known yet.
+        if self.num_bytes >= COMPACT_BYTES and len(self._sizes) >= 3 and not self._moving:
+            self._moving_from = min(self._sizes)
+            self._moving = [number for number, first in self._first_segments.items() if first == self._moving_from]
 
-    def _begin_segment(self, segment: int) -> int:
-        self._sizes[segment] = 0
+    def _move(self, num_bytes: int) -> None:
+        """Write requests of the oldest file again, about `num_bytes` of them; after the last the file is deleted."""
+        self._append(self._take_tokens())  # they are part of the content
+        while self._moving and num_bytes > 0:
+            number = self._moving.pop()
+            if number not in self._first_segments:
+                continue
+            line = records.encode(records.request(number, self.content_of(number)))
+            self._append(line)
+            if self.failure:
+                return
+            num_bytes -= len(line)
+            self._num_rewritten += len(line)
+            self._num_beginnings[self._moving_from] -= 1
+            self._begins(number)
+        if not self._moving:
+            self._delete_unneeded()
+
+    def _take_tokens(self) -> bytes:
+        """Return the line of the noted tokens, empty without any, and forget them."""
+        tokens, self._tokens = self._tokens, []
+        return records.encode(["tokens", *tokens]) if tokens else b""
+
+    def _begin_segment(self, segment: int) -> bool:
+        """Begin a new file; return False if that failed."""
+        self._sizes[segment] = self._num_rewritten = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        descriptor = os.open(self._path(segment), flags, 0o600)
         try:
-            self._append(self._header, descriptor)
-        except OSError:
-            os.close(descriptor)
-            raise
-        self._new_files.set()
-        return descriptor
+            self._descriptor = os.open(self._path(segment), flags, 0o600)
+        except OSError as error:
+            self._fail(str(error.strerror))
+            return False
+        self._syncer.begin(self._descriptor)
+        self._put(self._header)
+        return self.is_on
 
     def _write(self, line: bytes) -> None:
         self._append(line)
+        if self._moving:
+            self._move(max(MOVE_BYTES, 2 * len(line)))
         if self._sizes[max(self._sizes)] - self._num_rewritten >= SEGMENT_BYTES:
             self._rotate()
 
-    def _append(self, line: bytes, descriptor: int | None = None) -> None:
-        """Append a line to the newest file; `descriptor`: of a file that has just begun, whose errors are raised."""
-        if self.failure:
+    def _append(self, line: bytes) -> None:
+        """Append a line to the newest file."""
+        if self.failure or not line:
             return
+        if self.num_bytes + len(line) > self._max_bytes:
+            self._fail(f"its files would exceed {self._max_bytes} bytes")
+        else:
+            self._put(line)
+
+    def _put(self, line: bytes) -> None:
         try:
-            if descriptor is None and self.num_bytes + len(line) > self._max_bytes:
-                raise OSError(0, f"its files would exceed {self._max_bytes} bytes")
-            written = os.write(self._descriptor if descriptor is None else descriptor, line)
+            written = os.write(self._descriptor, line)
             self._sizes[max(self._sizes)] += written
             if written < len(line):
-                raise OSError(0, f"no space left: {written} of {len(line)} bytes were written")
+                self._fail(f"no space left: {written} of {len(line)} bytes were written")
         except OSError as error:
-            if descriptor is not None:
-                raise
-            self._fail(error)
-        self._dirty.set()
+            self._fail(str(error.strerror))
+        self._syncer.note_written()
 
-    def _fail(self, error: OSError) -> None:
-        self.failure = str(error.strerror)
-        logger.error("--journal %s: %s: the journal is off, serving goes on", self._folder, self.failure)
-
-    def _sync(self) -> None:
-        closing = False
-        while not closing:
-            self._dirty.wait()
-            self._dirty.clear()
-            closing = self._closing.is_set()
-            with self._lock:
-                retired, self._retired = self._retired, []
-                replaced, self._replaced = self._replaced, []
-                current = self._descriptor
-            try:
-                for descriptor in (*retired, current):
-                    if descriptor >= 0:
-                        os.fsync(descriptor)
-                if self._new_files.is_set():
-                    self._new_files.clear()
-                    self._sync_folder()
-                for segment in replaced:
-                    self._delete(segment)
-            except OSError as error:
-                if not self.failure:
-                    self._fail(error)
-            for descriptor in retired:
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._closing.wait(SYNC_SECONDS)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
-    def _sync_folder(self) -> None:
-        """Make the names of new files survive the death of the machine."""
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _fail(self, reason: str) -> None:
+        """Switch the journal off, called also by the syncer's thread."""
+        if not self.failure:
+            self.failure = reason
+            logger.error("--journal %s: %s: the journal is off, serving goes on", self._folder, reason)
