@@ -70,7 +70,7 @@ def test_the_keys_of_the_start_are_valid_at_once(tmp_path):
 
 def test_the_digests_of_valid_keys_follow_the_file(tmp_path):
     path = tmp_path / "keys"
-    path.write_text("old new")
+    path.write_text("old\nnew")
     ring = KeyRing(frozenset([digest("static")]), path, reload_seconds=0)
     assert [ring.has(digest(key)) for key in ("old", "new", "static", "other")] == [True, True, True, False]
     path.write_text("new")
@@ -120,6 +120,9 @@ def test_an_empty_variable_does_not_open_the_server(monkeypatch):
         (b" \n\t\n", "no key"),
         (b"\xff", "not UTF-8"),
         (b"sha256:xyz", "64 hexadecimal digits"),
+        (b"new\n\ncorrect horse battery\n", "line 3 contains blanks"),
+        (b"# of the web page\nnew\n", "line 1 contains blanks"),
+        (b"new\rnewer\r", "line 1 contains blanks"),
         (b"k" * ((1 << 20) + 1), "exceeds"),
     ],
 )
@@ -140,6 +143,21 @@ def test_a_bad_key_file(tmp_path, content, message, caplog):
     path.unlink(missing_ok=True)
     path.write_text("new")
     assert [ring.accepts(key) for key in ("old", "new")] == [False, True]
+
+
+def test_each_line_of_a_file_is_one_key(tmp_path):
+    """Blanks around a key, empty lines and the mark with which editors of Windows begin a file belong to no key."""
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\n \tsecond \n\nsha256:" + HASH.encode())
+    assert read_key_file(path) == {digest("first"), digest("second"), HASH}
+
+
+def test_the_error_about_a_line_names_no_word_of_the_line(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("correct horse battery")
+    with pytest.raises(ConfigurationError) as raised:
+        read_key_file(path)
+    assert str(raised.value) == f"--api-key-file {path}: line 1 contains blanks, but each line is one key"
 
 
 def test_a_file_that_was_never_read_opens_nothing(tmp_path):

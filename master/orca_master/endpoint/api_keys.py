@@ -55,18 +55,23 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -> frozenset[str]:
-    """Return the digests of the keys in a file, one per line; raise ConfigurationError."""
+    """Return the digests of the keys in a file, one per line; raise ConfigurationError, whose text has no keys."""
     source = f"--api-key-file {path}"
     try:
         with open(path, "rb", opener=opener) as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        keys = content.decode().split()
+        lines = [line.strip() for line in content.decode("utf-8-sig").split("\n")]
     except OSError as error:
         raise ConfigurationError(f"{source}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{source}: it is not UTF-8") from error
     if len(content) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{source}: it exceeds {MAX_FILE_BYTES} bytes")
+    for number, line in enumerate(lines, 1):
+        # Each word as a key of its own would open the server to whoever knows a word of a passphrase or comment.
+        if len(line.split()) > 1:
+            raise ConfigurationError(f"{source}: line {number} contains blanks, but each line is one key")
+    keys = [line for line in lines if line]
     if not keys:
         raise ConfigurationError(f"{source}: the file contains no key")
     return digests_of(keys, source)
