@@ -38,9 +38,10 @@ def sign(
     begins: datetime.timedelta = -DAY,
     ends: datetime.timedelta = DAY,
     common: str = "CA",
+    key: ec.EllipticCurvePrivateKey | None = None,
 ) -> Signed:
     """Return a certificate for DNS names, or without names a CA of the common name: a root if there is no issuer."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = key or ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else common)])
     signer = (issuer.key if issuer else key).public_key()
