@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from itertools import combinations
 
 from orca_operator import names
-from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, is_due, is_signed_by, issue, problem
+from orca_operator.certificates import (
+    AUTHORITIES,
+    CERTIFICATE,
+    KEY,
+    KeyPair,
+    is_due,
+    is_signed_by,
+    issue,
+    issuer_problem,
+    problem,
+)
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Owner
 from orca_operator.manifests.tls import ROLES, own_secret
@@ -75,11 +86,25 @@ class CertificateKeeper:
             for name in sorted(contents)
             if (reason := self._problem(contents[name], [role for role in secrets if secrets[role] == name], now))
         ]
-        self.problems[source] = "; ".join(problems)
         own = contents[secrets[names.OPERATOR]]
         if not problems and own is not None:
             self.credentials[source] = self._credentials(KeyPair(own[CERTIFICATE], own[KEY]), own[AUTHORITIES])
+            # Credentials are set before: operator and master may still accept each other.
+            problems = self._refusals({name: data for name, data in contents.items() if data is not None}, now)
+        self.problems[source] = "; ".join(problems)
         return not problems
+
+    def _refusals(self, contents: Mapping[str, Mapping[str, bytes]], now: datetime) -> list[str]:
+        """Return a sentence for every two Secrets whose owners refuse each other's certificates."""
+        return [
+            f"Secrets {first} and {second}: the ca.crt of one does not verify the tls.crt of the other, as after a "
+            f"change of the issuer's key: renew both (cmctl renew -n {self._owner.namespace} {first} {second})"
+            for first, second in combinations(sorted(contents), 2)
+            if any(
+                issuer_problem(contents[one][CERTIFICATE], contents[other][AUTHORITIES], now)
+                for one, other in ((first, second), (second, first))
+            )
+        ]
 
     def _keep_own(self, source: str, request: str, now: datetime) -> bool:
         owner, secrets = self._owner, dict[str, Data]()

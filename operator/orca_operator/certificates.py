@@ -190,23 +190,21 @@ def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) 
     if lacking:
         return f"has no {', '.join(lacking)}"
     try:
-        leaf, *intermediates = x509.load_pem_x509_certificates(data[CERTIFICATE])
-        roots = x509.load_pem_x509_certificates(data[AUTHORITIES])
+        leaf = x509.load_pem_x509_certificates(data[CERTIFICATE])[0]
+        x509.load_pem_x509_certificates(data[AUTHORITIES])
     except ValueError:
         return f"{CERTIFICATE} or {AUTHORITIES} is not a list of PEM certificates"
     if not belongs(KeyPair(data[CERTIFICATE], data[KEY])):
         return f"{KEY} is not the key of {CERTIFICATE}"
-    if now >= leaf.not_valid_after_utc:
-        return f"{CERTIFICATE} expired at {leaf.not_valid_after_utc.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    if outdated := _date_problem(leaf, now):
+        return f"{CERTIFICATE} {outdated}"
     if missing := missing_names(data[CERTIFICATE], dns_names):
         return f"{CERTIFICATE} lacks the DNS name {', '.join(missing)}"
     if others := _other_deployments(data[CERTIFICATE], dns_names):
         return f"{CERTIFICATE} also names another deployment: {', '.join(others)}"
     if lacking := _missing_usages(leaf):
         return f"{CERTIFICATE} lacks the extended key usage {', '.join(lacking)}"
-    if not _chains(leaf, intermediates, roots):
-        return f"{CERTIFICATE} is not signed by an authority of {AUTHORITIES}"
-    return ""
+    return issuer_problem(data[CERTIFICATE], data[AUTHORITIES], now)
 
 
 def _missing_usages(leaf: x509.Certificate) -> list[str]:
@@ -218,12 +216,30 @@ def _missing_usages(leaf: x509.Certificate) -> list[str]:
     return [labels[usage] for usage in USAGES if usage not in present]
 
 
-def _chains(leaf: x509.Certificate, intermediates: list[x509.Certificate], roots: list[x509.Certificate]) -> bool:
-    current, unused = leaf, list(intermediates)
-    while not any(_issued(current, root) for root in roots):
-        issuer = next((candidate for candidate in unused if _issued(current, candidate)), None)
-        if issuer is None:
-            return False
-        unused.remove(issuer)
-        current = issuer
-    return True
+def issuer_problem(chain: bytes, bundle: bytes, now: datetime) -> str:
+    """Return why a peer with the authorities `bundle` refuses the issuers in a tls.crt, "" if the peer accepts them.
+
+    The search is OpenSSL's: authorities of `bundle` first, and of several issuers a valid one. Raises ValueError if
+    either is no PEM.
+    """
+    current, *unused = x509.load_pem_x509_certificates(chain)
+    roots = x509.load_pem_x509_certificates(bundle)
+    while True:
+        trusted = [root for root in roots if _issued(current, root)]
+        issuers = trusted or [candidate for candidate in unused if _issued(current, candidate)]
+        if not issuers:
+            return f"{CERTIFICATE} is not signed by an authority of {AUTHORITIES}"
+        current = min(issuers, key=lambda issuer: bool(_date_problem(issuer, now)))
+        if outdated := _date_problem(current, now):
+            return f"the authority {current.subject.rfc4514_string()} of {CERTIFICATE} {outdated}"
+        if trusted:
+            return ""
+        unused.remove(current)
+
+
+def _date_problem(certificate: x509.Certificate, now: datetime) -> str:
+    """Return why a certificate is not valid at a time, "" if it is."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begin:
+        return f"is not valid before {begin.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"expired at {end.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if now >= end else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import httpx
 from orca_contract import routes
 from orca_contract.message import Message, UnknownFields, read
 from orca_contract.state import StateReport
+from orca_protos.tls_context import mutual_context
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class MasterClient:
             return known[1]
         try:
             context = tls_context(credentials)
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise MasterError(f"the operator's certificate cannot be used: {error}") from error
         await self.forget(credentials.server_name)
         client = httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False, verify=context)
@@ -143,15 +143,7 @@ async def _content(answer: httpx.Response) -> bytes:
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """Return a client's context; raise ssl.SSLError or ValueError for unusable PEM."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    """Return a client's context; raise ValueError or ssl.SSLError for unusable PEM, OSError as `mutual_context`."""
+    context = mutual_context(ssl.PROTOCOL_TLS_CLIENT, credentials.certificate, credentials.key, credentials.authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=credentials.authorities.decode("ascii"))
-    # Python's ssl reads keys from files only; an in-memory file keeps the key off the disk.
-    file = os.memfd_create("operator-certificate")
-    try:
-        os.write(file, credentials.certificate + b"\n" + credentials.key)
-        context.load_cert_chain(f"/proc/self/fd/{file}")
-    finally:
-        os.close(file)
     return context

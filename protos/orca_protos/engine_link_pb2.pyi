@@ -386,7 +386,7 @@ class Hello(_message.Message):
     def __init__(self, model_path: _Optional[bytes] = ..., config: _Optional[_Union[EndpointConfig, _Mapping]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EndpointConfig(_message.Message):
-    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "api_key_file_digests", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling", "adapters", "runtime_adapters")
+    __slots__ = ("model_names", "chat_template", "request_timeout", "api_keys", "root_path", "allowed_origins", "log_requests", "vllm_metrics", "num_processes", "http", "log_format", "allowed_hosts", "api_key_file", "log_level", "tool_call_parser", "reasoning_parser", "stored_responses", "embedding_pooling", "adapters", "runtime_adapters")
     MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -400,7 +400,6 @@ class EndpointConfig(_message.Message):
     LOG_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     API_KEY_FILE_FIELD_NUMBER: _ClassVar[int]
-    API_KEY_FILE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
@@ -421,7 +420,6 @@ class EndpointConfig(_message.Message):
     log_format: str
     allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
     api_key_file: bytes
-    api_key_file_digests: _containers.RepeatedScalarFieldContainer[str]
     log_level: str
     tool_call_parser: str
     reasoning_parser: str
@@ -429,7 +427,7 @@ class EndpointConfig(_message.Message):
     embedding_pooling: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
     runtime_adapters: bool
-    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., api_key_file_digests: _Optional[_Iterable[str]] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., runtime_adapters: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_names: _Optional[_Iterable[str]] = ..., chat_template: _Optional[bytes] = ..., request_timeout: _Optional[float] = ..., api_keys: _Optional[_Iterable[str]] = ..., root_path: _Optional[str] = ..., allowed_origins: _Optional[_Iterable[str]] = ..., log_requests: _Optional[bool] = ..., vllm_metrics: _Optional[bool] = ..., num_processes: _Optional[int] = ..., http: _Optional[_Union[HttpLimits, _Mapping]] = ..., log_format: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., api_key_file: _Optional[bytes] = ..., log_level: _Optional[str] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., stored_responses: _Optional[_Union[StoreLimits, _Mapping]] = ..., embedding_pooling: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., runtime_adapters: _Optional[bool] = ...) -> None: ...
 
 class StoreLimits(_message.Message):
     __slots__ = ("count", "num_bytes", "seconds")

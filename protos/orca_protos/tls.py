@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import math
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Literal
 import grpc
 import grpc.aio
 
+from orca_protos.tls_context import mutual_context
 from orca_protos.wire import CHANNEL_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 Role = Literal["master", "worker"]
 FILES = ("tls.crt", "tls.key", "ca.crt")
 MAX_FILE_BYTES = 1 << 20
+RETRY_SECONDS = 5.0
+"""Seconds from a failed read of changed files to the next one."""
 UNIX = "unix:"
 WAYS_OUT = (
     "give --tls-dir DIR (tls.crt, tls.key and ca.crt), or --insecure if no other client can reach the port "
@@ -49,19 +53,18 @@ class Certificates:
 
     def server_context(self) -> ssl.SSLContext:
         """Return a context for servers that require client certificates."""
-        return _context(ssl.PROTOCOL_TLS_SERVER, self.chain, self.key, self.authorities)
+        return mutual_context(ssl.PROTOCOL_TLS_SERVER, self.chain, self.key, self.authorities)
 
     def client_context(self) -> ssl.SSLContext:
         """Return a context for clients, which check the server's name."""
-        context = _context(ssl.PROTOCOL_TLS_CLIENT, self.chain, self.key, self.authorities)
-        context.check_hostname = True
-        return context
+        return mutual_context(ssl.PROTOCOL_TLS_CLIENT, self.chain, self.key, self.authorities)
 
 
 class TlsFolder:
     """The certificates of a process of `role`; raises TlsError if they cannot be used at the start.
 
-    If changed files cannot be used later, the reason is logged and the previous certificates stay in use. Thread-safe.
+    If changed files cannot be used later, the reason is logged and the previous certificates stay in use. The files are
+    read again after RETRY_SECONDS, also unchanged: their time of validity may not have begun. Thread-safe.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -70,12 +73,15 @@ class TlsFolder:
         self._reading = threading.Lock()
         self._signature = self._sign()
         self._current = self._read()
+        self._failed_at = math.inf
+        self._logged_error = ""
 
     def current(self) -> Certificates:
         """Return the certificates, reloaded if the files have changed."""
         with self._reading:
             with contextlib.suppress(TlsError):  # a change in progress: the next call sees all files
-                if (signature := self._sign()) != self._signature:
+                signature = self._sign()
+                if signature != self._signature or time.monotonic() - self._failed_at >= RETRY_SECONDS:
                     self._signature = signature
                     self._renew()
             return self._current
@@ -123,9 +129,14 @@ class TlsFolder:
     def _renew(self) -> None:
         try:
             self._current = self._read()
-            logger.info("%s: reloaded certificates for %s.%s", self._folder, self._role, self._current.identity)
         except TlsError as error:
-            logger.warning("%s; the previous certificates stay in use", error)
+            self._failed_at = time.monotonic()
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
+                logger.warning("%s; the previous certificates stay in use", error)
+        else:
+            self._failed_at, self._logged_error = math.inf, ""
+            logger.info("%s: reloaded certificates for %s.%s", self._folder, self._role, self._current.identity)
 
     def _sign(self) -> tuple[tuple[int, ...], ...]:
         """Return device, inode, size and time of each file, to detect changes; raise TlsError."""
@@ -149,6 +160,8 @@ class TlsFolder:
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
             raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)} do not match: {reason}") from error
+        except OSError as error:  # for example, the process has no more file descriptors
+            raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)}: {error.strerror}") from error
         identities = sorted({identity_of(name, self._role) for name in names} - {""})
         if len(identities) != 1:
             listed = ", ".join(names) or "none"
@@ -180,29 +193,14 @@ def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfigur
     return grpc.ssl_server_certificate_configuration([(certificates.key, certificates.chain)], certificates.authorities)
 
 
-def _context(protocol: int, chain: bytes, key: bytes, authorities: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=authorities.decode("ascii"))
-    # ssl loads keys only from files; an in-memory file guarantees that chain and key are the ones that were read.
-    with open(os.memfd_create("orca-tls"), "wb") as file:
-        file.write(chain + b"\n" + key)
-        file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=_no_password)
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("tls.key must not be encrypted")
-
-
 def _names(chain: bytes, key: bytes, authorities: bytes) -> list[str]:
     """Return the DNS names of a certificate by a handshake with itself, which fails if the three do not match."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = _context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities).wrap_bio(to_client, to_server)
-    server = _context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities).wrap_bio(to_server, to_client, server_side=True)
+    calling = mutual_context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities)
+    calling.check_hostname = False
+    client = calling.wrap_bio(to_client, to_server)
+    answering = mutual_context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities)
+    server = answering.wrap_bio(to_server, to_client, server_side=True)
     for side in (client, server, client, server):
         with contextlib.suppress(ssl.SSLWantReadError):
             side.do_handshake()

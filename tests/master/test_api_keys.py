@@ -35,7 +35,7 @@ def test_keys_of_all_sources_are_digests(tmp_path, monkeypatch):
     assert made.allowed_origins == ()
     assert "ORCA_API_KEY" not in os.environ
     assert not any(key in repr(made) for key in ("first", "from-environment", "filed"))
-    ring = KeyRing(made.api_keys, made.api_key_file, made.api_key_file_digests)
+    ring = KeyRing(made.api_keys, made.api_key_file)
     assert all(map(ring.accepts, ("first", "from-environment", "hashed", "filed")))
     assert not any(map(ring.accepts, ("", "firs", HASH, f"sha256:{HASH}", "\udcff")))
 
@@ -49,7 +49,7 @@ def test_keys_from_a_pipe_stay_valid(tmp_path):
     made = config("--api-key-file", str(path))
     writer.join()
     assert made.allowed_origins == ()
-    ring = KeyRing(made.api_keys, made.api_key_file, made.api_key_file_digests, reload_seconds=0)
+    ring = KeyRing(made.api_keys, made.api_key_file, reload_seconds=0)
     assert [ring.accepts(key) for key in ("secret", "", "secret")] == [True, False, True]
 
 
@@ -63,14 +63,33 @@ def test_a_file_that_becomes_a_pipe_does_not_block(tmp_path):
     assert [ring.accepts(key) for key in ("old", "new")] == [True, False]
 
 
-def test_the_keys_of_the_start_are_valid_at_once(tmp_path):
-    """Also in a process that cannot read the file."""
-    assert KeyRing(frozenset(), tmp_path / "none", frozenset([digest("read")])).accepts("read")
+@pytest.mark.parametrize("content", [None, b"", b"\xff"])
+def test_a_restarted_process_accepts_no_key_that_was_removed(tmp_path, content, caplog):
+    """The process before it had read the keys of a file that is missing, empty or broken now."""
+    (tmp_path / "keys").write_text("removed")
+    made = config("--api-key", "static", "--api-key-file", str(tmp_path / "keys"))
+    (tmp_path / "keys").unlink()
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content)
+    ring = KeyRing(made.api_keys, made.api_key_file, reload_seconds=0)
+    assert [ring.accepts(key) for key in ("removed", "static", "")] == [False, True, False]
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert message.startswith(f"--api-key-file {tmp_path}/keys: ")
+    assert message.endswith("; no key of the file is valid")
+    (tmp_path / "keys").write_text("new")
+    assert [ring.accepts(key) for key in ("removed", "new")] == [False, True]
+
+
+def test_the_keys_of_the_start_stay_valid_before_the_first_request(tmp_path):
+    (tmp_path / "keys").write_text("first")
+    ring = KeyRing(frozenset(), tmp_path / "keys", reload_seconds=0)
+    (tmp_path / "keys").unlink()
+    assert ring.accepts("first")
 
 
 def test_the_digests_of_valid_keys_follow_the_file(tmp_path):
     path = tmp_path / "keys"
-    path.write_text("old new")
+    path.write_text("old\nnew")
     ring = KeyRing(frozenset([digest("static")]), path, reload_seconds=0)
     assert [ring.has(digest(key)) for key in ("old", "new", "static", "other")] == [True, True, True, False]
     path.write_text("new")
@@ -120,6 +139,9 @@ def test_an_empty_variable_does_not_open_the_server(monkeypatch):
         (b" \n\t\n", "no key"),
         (b"\xff", "not UTF-8"),
         (b"sha256:xyz", "64 hexadecimal digits"),
+        (b"new\n\ncorrect horse battery\n", "line 3 contains blanks"),
+        (b"# of the web page\nnew\n", "line 1 contains blanks"),
+        (b"new\rnewer\r", "line 1 contains blanks"),
         (b"k" * ((1 << 20) + 1), "exceeds"),
     ],
 )
@@ -140,6 +162,21 @@ def test_a_bad_key_file(tmp_path, content, message, caplog):
     path.unlink(missing_ok=True)
     path.write_text("new")
     assert [ring.accepts(key) for key in ("old", "new")] == [False, True]
+
+
+def test_each_line_of_a_file_is_one_key(tmp_path):
+    """Blanks around a key, empty lines and the mark with which editors of Windows begin a file belong to no key."""
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\n \tsecond \n\nsha256:" + HASH.encode())
+    assert read_key_file(path) == {digest("first"), digest("second"), HASH}
+
+
+def test_the_error_about_a_line_names_no_word_of_the_line(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("correct horse battery")
+    with pytest.raises(ConfigurationError) as raised:
+        read_key_file(path)
+    assert str(raised.value) == f"--api-key-file {path}: line 1 contains blanks, but each line is one key"
 
 
 def test_a_file_that_was_never_read_opens_nothing(tmp_path):

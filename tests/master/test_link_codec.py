@@ -141,7 +141,6 @@ configs = build(
     request_timeout=st.none() | floats,
     api_keys=st.frozensets(texts, max_size=3),
     api_key_file=st.none() | paths,
-    api_key_file_digests=st.frozensets(texts, max_size=3),
     root_path=texts,
     allowed_origins=st.lists(texts, max_size=3).map(tuple),
     log_requests=st.booleans(),

@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate
 from orca_operator import names
 from orca_operator.certificate_keeper import CHECK_INTERVAL, CertificateKeeper
-from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, issue, make_authority, problem
+from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, issue, make_authority, problem
 from orca_operator.cluster import ClusterError
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Owner
@@ -167,3 +167,41 @@ def test_cert_managers_secrets_each_carry_their_role():
     kept.refresh({ISSUED}, "", NOW)
     assert kept.problems[ISSUED] == ""
     assert kept.credentials[ISSUED].authorities == authority.certificate
+
+
+def test_cert_managers_secrets_verify_each_other():
+    """After a change of the issuer's key, each Secret is valid by itself, but a new one is not trusted."""
+    server, before, after = Server(), make_authority(NOW), make_authority(NOW)
+    kept = keeper(server)
+
+    def put(role: str, authority: KeyPair, bundle: bytes) -> None:
+        pair = issue(authority, [dns_name(role)], NOW)
+        data = {CERTIFICATE: pair.certificate, KEY: pair.key, AUTHORITIES: bundle}
+        server.put(names.issued("demo", role), **data)
+
+    for role in (names.MASTER, names.WORKER, names.OPERATOR):
+        put(role, before, before.certificate)
+    kept.refresh({ISSUED}, "", NOW)
+    assert kept.problems[ISSUED] == ""
+    put(names.WORKER, after, after.certificate)
+    later = NOW + CHECK_INTERVAL
+    kept.refresh({ISSUED}, "", later)
+    assert kept.problems[ISSUED].split("; ") == [
+        f"Secrets {first} and {second}: the ca.crt of one does not verify the tls.crt of the other, as after a change "
+        f"of the issuer's key: renew both (cmctl renew -n default {first} {second})"
+        for first, second in (
+            ("demo-issued-master", "demo-issued-worker"),
+            ("demo-issued-operator", "demo-issued-worker"),
+        )
+    ]
+    put(names.OPERATOR, before, before.certificate)
+    kept.refresh({ISSUED}, "", later)
+    current = server.content("demo-issued-operator")[CERTIFICATE]
+    assert kept.credentials[ISSUED].certificate == current, "operator and master accept each other"
+    put(names.WORKER, after, before.certificate + after.certificate)
+    kept.refresh({ISSUED}, "", later)
+    assert "demo-issued-master and demo-issued-worker" in kept.problems[ISSUED], "the master refuses the worker"
+    for role in (names.MASTER, names.OPERATOR):
+        put(role, after, after.certificate)
+    kept.refresh({ISSUED}, "", later)
+    assert kept.problems[ISSUED] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from orca_operator import certificates, names
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, issue, make_authority, problem
+from orca_protos.tls_context import mutual_context
+from support.certificates import sign
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # Python's ssl has no clock of its own to set
 NAMES = [names.dns_name(role, "n" * 36, "s" * 63) for role in (names.MASTER, names.WORKER, names.OPERATOR)]
@@ -113,8 +116,56 @@ def test_what_is_wrong_with_a_certificate_is_named():
     shared = issue(AUTHORITY, [*NAMES, other, "example.com"], NOW)
     found = problem(GOOD | {CERTIFICATE: shared.certificate, KEY: shared.key}, NAMES, NOW)
     assert found == f"tls.crt also names another deployment: {other}"
-    late = NOW + timedelta(days=91)
-    assert problem(GOOD, NAMES, late).startswith("tls.crt expired at ")
+    late, early = NOW + timedelta(days=91), NOW - timedelta(hours=2)
+    assert problem(GOOD, NAMES, late) == f"tls.crt expired at {NOW + timedelta(days=90):%Y-%m-%dT%H:%M:%SZ}"
+    assert problem(GOOD, NAMES, early) == f"tls.crt is not valid before {NOW - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
+
+
+DAY = timedelta(days=1)
+ROOT, EXPIRED, FUTURE = (
+    sign(common="root"),
+    sign(common="old root", ends=-DAY / 2),
+    sign(common="new root", begins=DAY / 2),
+)
+MIDDLE, UNDER_EXPIRED = sign(issuer=ROOT, common="middle"), sign(issuer=EXPIRED, common="under old")
+EXPIRED_MIDDLE = sign(issuer=ROOT, common="old middle", ends=-DAY / 2)
+RENEWED_MIDDLE = sign(issuer=ROOT, common="old middle", key=EXPIRED_MIDDLE.key)
+
+
+@pytest.mark.parametrize(
+    ("issuer", "intermediates", "authorities", "words"),
+    [
+        (ROOT, [], [ROOT], ""),
+        (MIDDLE, [MIDDLE], [ROOT], ""),
+        (MIDDLE, [], [MIDDLE], ""),
+        (MIDDLE, [], [ROOT], "tls.crt is not signed by an authority of ca.crt"),
+        (EXPIRED, [], [ROOT, EXPIRED], "the authority CN=old root of tls.crt expired at "),
+        (FUTURE, [], [FUTURE], "the authority CN=new root of tls.crt is not valid before "),
+        (EXPIRED_MIDDLE, [EXPIRED_MIDDLE], [ROOT], "the authority CN=old middle of tls.crt expired at "),
+        (UNDER_EXPIRED, [UNDER_EXPIRED], [EXPIRED], "the authority CN=old root of tls.crt expired at "),
+        (UNDER_EXPIRED, [UNDER_EXPIRED], [UNDER_EXPIRED, EXPIRED], ""),
+        (EXPIRED_MIDDLE, [EXPIRED_MIDDLE, RENEWED_MIDDLE], [ROOT], ""),
+        (EXPIRED_MIDDLE, [], [EXPIRED_MIDDLE, RENEWED_MIDDLE], ""),
+        (
+            EXPIRED_MIDDLE,
+            [RENEWED_MIDDLE],
+            [EXPIRED_MIDDLE, ROOT],
+            "the authority CN=old middle of tls.crt expired at ",
+        ),
+    ],
+)
+def test_the_operator_refuses_the_authorities_that_pods_refuse(issuer, intermediates, authorities, words):
+    name = names.dns_name(names.MASTER, "demo", "default")
+    leaf = sign(name, issuer=issuer)
+    chain = b"".join(signed.pem for signed in (leaf, *intermediates))
+    bundle = "# Prüfstelle\n".encode() + b"".join(signed.pem for signed in authorities)
+    found = problem({CERTIFICATE: chain, KEY: leaf.key_pem, AUTHORITIES: bundle}, [name], datetime.now(UTC))
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+    sides = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    server, client = (mutual_context(side, chain, leaf.key_pem, bundle) for side in sides)
+    with pytest.raises(ssl.SSLCertVerificationError) if words else contextlib.nullcontext():
+        handshake(server, client, name)
 
 
 def test_a_chain_through_an_intermediate_authority():

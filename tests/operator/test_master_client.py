@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import re
 import ssl
 from collections.abc import AsyncIterator
@@ -19,6 +21,7 @@ from orca_contract.state import StateReport
 from orca_operator import master_client, names
 from orca_operator.certificates import KeyPair, issue, make_authority
 from orca_operator.master_client import Credentials, Door, MasterClient, MasterError
+from support.certificates import sign
 from support.orcadeployments import context, report
 
 NOW = datetime.now(UTC)
@@ -82,6 +85,17 @@ def test_mutual_tls_by_the_name_of_the_role_not_the_address(tmp_path):
     assert asyncio.run(ask(tls, mine, mine)) == [STATE] * 2
 
 
+def test_an_intermediate_authority_in_place_of_its_root(tmp_path):
+    """As issuers write ca.crt that know their own certificate only; a comment may have any characters."""
+    root = sign(common="root")
+    middle = sign(issuer=root, common="middle")
+    server, client = sign(MASTER, issuer=middle), sign(OPERATOR, issuer=middle)
+    bundle = "# Prüfstelle\n".encode() + middle.pem
+    tls = server_context(KeyPair(server.pem, server.key_pem), root.pem + middle.pem, tmp_path)
+    mine = Credentials(client.pem, client.key_pem, bundle, MASTER)
+    assert asyncio.run(ask(tls, mine)) == [STATE]
+
+
 @pytest.mark.parametrize(
     ("server", "client", "words"),
     [
@@ -97,6 +111,17 @@ def test_refusals(server, client, words, tmp_path):
     tls = server_context(server, AUTHORITY.certificate, tmp_path)
     with pytest.raises(MasterError, match=words):
         asyncio.run(ask(tls, client))
+
+
+def test_an_operator_without_free_file_descriptors_goes_on(monkeypatch, tmp_path):
+    def no_file(_name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    tls = server_context(issue(AUTHORITY, [MASTER], NOW), AUTHORITY.certificate, tmp_path)
+    mine = credentials()
+    monkeypatch.setattr(os, "memfd_create", no_file)
+    with pytest.raises(MasterError, match="Too many open files"):
+        asyncio.run(ask(tls, mine))
 
 
 def test_a_master_with_certificates_does_not_answer_plaintext(tmp_path):

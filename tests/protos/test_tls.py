@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
+import re
 import shutil
 import socket
 import ssl
 import threading
 
+import orca_protos.tls
 import pytest
 from orca_protos.tls import FILES, TlsError, TlsFolder, identity_of
 from support.certificates import sign, write
@@ -75,6 +79,56 @@ def test_new_files_are_taken_up_and_bad_ones_are_not(tmp_path):
     write(tmp_path, sign("worker.a", issuer=OTHER_CA), OTHER_CA)
     assert tls.current().authorities == OTHER_CA.pem
     assert set(FILES) < {path.name for path in tmp_path.iterdir()}
+
+
+class FailsOnce:
+    """Memory files of a process whose first `open` has no file descriptor left; counts the reads of certificates."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._open = os.memfd_create
+
+    def __call__(self, name: str) -> int:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._open(name)
+
+
+def test_a_failed_read_is_tried_again(tmp_path, monkeypatch, caplog):
+    """Without new files: a descriptor becomes free, or the time of validity begins."""
+    tls = TlsFolder(write(tmp_path, sign("worker.a", issuer=CA), CA), "worker")
+    first = tls.current()
+    fails = FailsOnce()
+    monkeypatch.setattr(os, "memfd_create", fails)
+    monkeypatch.setattr(orca_protos.tls, "RETRY_SECONDS", 3600.0)
+    write(tmp_path, sign("worker.a", issuer=CA), CA)
+    assert [tls.current() is first for _ in range(3)] == [True] * 3
+    assert fails.num_calls == 1
+    monkeypatch.setattr(orca_protos.tls, "RETRY_SECONDS", 0.0)
+    second = tls.current()
+    assert second != first
+    num_calls = fails.num_calls
+    assert tls.current() is second
+    assert fails.num_calls == num_calls, "certificates in use are not read again"
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.endswith("Too many open files; the previous certificates stay in use")
+
+
+def test_each_reason_is_logged_once(tmp_path, monkeypatch, caplog):
+    tls = TlsFolder(write(tmp_path, sign("worker.a", issuer=CA), CA), "worker")
+    monkeypatch.setattr(orca_protos.tls, "RETRY_SECONDS", 0.0)
+    future = sign("worker.a", issuer=CA, begins=datetime.timedelta(hours=1))
+    expired = sign("worker.a", issuer=CA, ends=-datetime.timedelta(hours=1))
+    for signed in (future, expired):
+        write(tmp_path, signed, CA)
+        for _ in range(3):
+            tls.current()
+    messages = [record.getMessage() for record in caplog.records]
+    assert [re.findall("not yet valid|has expired", message) for message in messages] == [
+        ["not yet valid"],
+        ["has expired"],
+    ]
 
 
 def test_grpc_gets_a_configuration_for_new_files_alone(tmp_path):

@@ -32,19 +32,26 @@ class Signed:
         return self.key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
 
 
-def sign(*names: str, issuer: Signed | None = None, ends: datetime.timedelta = DAY) -> Signed:
-    """Return a certificate for DNS names, or a CA if there is no issuer."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def sign(
+    *names: str,
+    issuer: Signed | None = None,
+    begins: datetime.timedelta = -DAY,
+    ends: datetime.timedelta = DAY,
+    common: str = "CA",
+    key: ec.EllipticCurvePrivateKey | None = None,
+) -> Signed:
+    """Return a certificate for DNS names, or without names a CA of the common name: a root if there is no issuer."""
+    key = key or ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else "CA")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else common)])
     signer = (issuer.key if issuer else key).public_key()
     builder = (
         x509.CertificateBuilder(
             issuer.certificate.subject if issuer else subject, subject, key.public_key(), x509.random_serial_number()
         )
-        .not_valid_before(now - DAY)
+        .not_valid_before(now + begins)
         .not_valid_after(now + ends)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=not names, path_length=None), critical=True)
         # These identifiers distinguish two CAs of the same name.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)

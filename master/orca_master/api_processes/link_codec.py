@@ -204,7 +204,6 @@ def _fill_config(message: pb.EndpointConfig, config: EndpointConfig) -> None:
     message.api_keys.extend(config.api_keys)
     if config.api_key_file is not None:
         message.api_key_file = os.fsencode(config.api_key_file)
-    message.api_key_file_digests.extend(config.api_key_file_digests)
     message.root_path = config.root_path
     message.allowed_origins.extend(config.allowed_origins)
     message.log_requests = config.log_requests
@@ -231,7 +230,6 @@ def _config_of(message: pb.EndpointConfig) -> EndpointConfig:
         request_timeout=message.request_timeout if message.HasField("request_timeout") else None,
         api_keys=frozenset(message.api_keys),
         api_key_file=Path(os.fsdecode(message.api_key_file)) if message.HasField("api_key_file") else None,
-        api_key_file_digests=frozenset(message.api_key_file_digests),
         root_path=message.root_path,
         allowed_origins=tuple(message.allowed_origins),
         log_requests=message.log_requests,

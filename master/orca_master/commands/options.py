@@ -240,11 +240,10 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
     if ENVIRONMENT in os.environ:  # removed, so that child processes do not inherit it
         keys |= digests_of([os.environ.pop(ENVIRONMENT).strip()], ENVIRONMENT)
     key_file: Path | None = arguments.api_key_file
-    file_keys: frozenset[str] = frozenset()
     if key_file is not None:
         file_keys = read_key_file(key_file)
         if not key_file.is_file():  # a pipe, which can be read only once
-            keys, file_keys, key_file = keys | file_keys, frozenset(), None
+            keys, key_file = keys | file_keys, None
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)
     origins = arguments.allowed_origins
     if (keys or key_file) and origins is None:
@@ -261,7 +260,6 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
         request_timeout=arguments.request_timeout,
         api_keys=keys,
         api_key_file=key_file,
-        api_key_file_digests=file_keys,
         root_path=arguments.root_path.rstrip("/"),
         allowed_origins=("*",) if origins is None else tuple(origins),
         allowed_hosts=() if "*" in hosts else tuple(hosts),

@@ -224,7 +224,7 @@ async def _form(engine: EngineThread) -> None:
 def _adapters(engine: EngineThread, config: EndpointConfig) -> EngineAdapters | None:
     if not config.runtime_adapters:
         return None
-    return EngineAdapters(engine, KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests).has)
+    return EngineAdapters(engine, KeyRing(config.api_keys, config.api_key_file).has)
 
 
 async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> None:

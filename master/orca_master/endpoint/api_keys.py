@@ -55,43 +55,49 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -> frozenset[str]:
-    """Return the digests of the keys in a file, one per line; raise ConfigurationError."""
+    """Return the digests of the keys in a file, one per line; raise ConfigurationError, whose text has no keys."""
     source = f"--api-key-file {path}"
     try:
         with open(path, "rb", opener=opener) as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        keys = content.decode().split()
+        lines = [line.strip() for line in content.decode("utf-8-sig").split("\n")]
     except OSError as error:
         raise ConfigurationError(f"{source}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{source}: it is not UTF-8") from error
     if len(content) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{source}: it exceeds {MAX_FILE_BYTES} bytes")
+    for number, line in enumerate(lines, 1):
+        # Each word as a key of its own would open the server to whoever knows a word of a passphrase or comment.
+        if len(line.split()) > 1:
+            raise ConfigurationError(f"{source}: line {number} contains blanks, but each line is one key")
+    keys = [line for line in lines if line]
     if not keys:
         raise ConfigurationError(f"{source}: the file contains no key")
     return digests_of(keys, source)
 
 
 class KeyRing:
-    """The valid keys: `digests`, and the digests in the file at `path`, initially `from_file`.
+    """The valid keys: `digests`, and the digests in the file at `path`, which is read at once.
 
-    While the file is unreadable or contains no key, the keys that were read from it before stay valid.
+    While the file is unreadable or contains no key, the keys that this KeyRing has read before stay valid. A restarted
+    process has read none: keys that an earlier process knew may have been removed since.
     """
 
     def __init__(
         self,
         digests: frozenset[str],
         path: Path | None,
-        from_file: frozenset[str] = frozenset(),
         reload_seconds: float = RELOAD_SECONDS,
     ) -> None:
         self._digests = digests
         self._path = path
         self._reload_seconds = reload_seconds
-        self._from_file = from_file
+        self._from_file: frozenset[str] = frozenset()
         self._version: tuple[int, ...] | None = None
         self._logged_error = ""
         self._checked = float("-inf")
+        self._reload_file()
 
     def accepts(self, key: str) -> bool:
         """Return True if a key is valid. Compares all digests in constant time, against timing attacks."""
@@ -123,11 +129,12 @@ class KeyRing:
         except ConfigurationError as error:
             self._log_error(str(error))
         else:
-            if self._version is not None:
+            if self._version is not None or self._logged_error:
                 logger.info("--api-key-file %s: reloaded, %d keys", self._path, len(self._from_file))
             self._version, self._logged_error = version, ""
 
     def _log_error(self, error: str) -> None:
         if error != self._logged_error:
             self._logged_error = error
-            logger.error("%s; the previously read keys stay valid", error)
+            valid = "the previously read keys stay valid" if self._from_file else "no key of the file is valid"
+            logger.error("%s; %s", error, valid)

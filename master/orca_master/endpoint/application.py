@@ -84,7 +84,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     max_file_bytes = None if config.batches is None else config.batches.max_file_bytes
     app.add_middleware(BodyLimits, limits=config.http, max_file_bytes=max_file_bytes)
     if config.api_keys or config.api_key_file:
-        app.add_middleware(ApiKeys, keys=KeyRing(config.api_keys, config.api_key_file, config.api_key_file_digests))
+        app.add_middleware(ApiKeys, keys=KeyRing(config.api_keys, config.api_key_file))
     if endpoint.config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -30,7 +30,7 @@ class EndpointConfig:
     number. `runtime_adapters`: others may be loaded while the server runs. Times in seconds.
 
     `tool_call_parser`, `reasoning_parser`: see `AnswerFormat.of`. `api_keys`: hexadecimal SHA-256 digests;
-    `api_key_file` adds more, initially `api_key_file_digests`. Without any digest no key is needed. `num_processes`:
+    `api_key_file` adds more. Without both no key is needed. `num_processes`:
     API processes, 0 to serve in the master's process. `allowed_origins`: () for no CORS. `allowed_hosts`: () for any.
     `http`: limits of the API port in each process. `stored_responses`: of all processes together. `batches`: None for
     no files and batches; not with API processes.
@@ -46,7 +46,6 @@ class EndpointConfig:
     request_timeout: float | None = None
     api_keys: frozenset[str] = frozenset()
     api_key_file: Path | None = None
-    api_key_file_digests: frozenset[str] = frozenset()
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = True
