@@ -22,6 +22,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from orca_bench.rounds import ratio
 from orca_master.errors import RequestError
 from orca_master.llm import LLM, SamplingParams
 from orca_master.scheduling.constraint import Grammar, GrammarKind
+from orca_master.text.compiled_grammar import CompiledGrammar
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, load_tokenizer, translate
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
@@ -60,7 +62,8 @@ def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]
     """Return the microseconds of processor time per mask and per appended token, on this thread."""
 
     rng, (tokenizer, ends) = random.Random(seed), load_tokenizer(model)
-    matcher = TokenMatcher(compiled(tokenizer, translate(tokenizer, GrammarKind.JSON, json.dumps(SCHEMA))), ends)
+    grammar = translate(tokenizer, GrammarKind.JSON, json.dumps(SCHEMA))
+    matcher = TokenMatcher(CompiledGrammar(partial(compiled, tokenizer, grammar)), ends)
     maker = MaskMaker(tokenizer.vocab_size)
     masks = tokens = 0.0
     for _ in range(num_tokens):

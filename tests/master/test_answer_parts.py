@@ -9,6 +9,8 @@ from typing import Any
 
 import openai
 import pytest
+from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.api_keys import digest
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.scheduling.request import FinishReason
@@ -207,6 +209,31 @@ def test_an_answer_to_a_grammar_is_no_reasoning(tmp_path, reasoning_parser):
         async for chunk in await completions.create(**options, stream=True):
             content += chunk.choices[0].delta.content or ""
         assert content == '{"x": 1}'
+
+    play(scripted, scene)
+
+
+def test_an_answer_to_a_grammar_is_no_call_and_is_streamed_by_one_parser(tmp_path, monkeypatch):
+    """In the format llama3_json an object with a name would be a call, and any object would wait for its end."""
+    text = '{"name": "add", "confidence": 0.9, "parameters": {"city": "Ulm"}}'
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["llama3_json"]), f"{text}{END}")
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "response_format": {"type": "json_object"}}
+    made: list[AnswerParser] = []
+    parser = AnswerFormat.parser
+
+    def note(answers: AnswerFormat, body: ChatCompletionRequest) -> AnswerParser:
+        made.append(parser(answers, body))
+        return made[-1]
+
+    async def scene(completions: Any) -> None:
+        (choice,) = (await completions.create(**options, tools=[ADD, NOW])).choices
+        assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
+        monkeypatch.setattr(AnswerFormat, "parser", note)
+        stream = await completions.create(**options, tools=[ADD, NOW], stream=True)
+        pieces = [chunk.choices[0].delta.content async for chunk in stream]
+        assert "".join(piece or "" for piece in pieces) == text
+        assert sum(bool(piece) for piece in pieces) > 10
+        assert len(made) <= 2, "of the stream, and of the question whether only its text varies"
 
     play(scripted, scene)
 

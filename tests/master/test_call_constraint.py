@@ -104,3 +104,20 @@ def test_parameters_that_are_nested_too_deeply_are_refused():
     request.tools[0].function.parameters = nested
     with pytest.raises(RequestError, match="tools: nested too deeply"):
         grammar(request)
+
+
+@pytest.mark.parametrize("more", [{"required": []}, {"$defs": {}}, {"required": [], "title": "None"}])
+def test_a_function_without_parameters_has_no_arguments_however_its_schema_says_so(more):
+    made = grammar(body("required", function("f", {"type": "object", "properties": {}, **more})))
+    assert made is not None
+    assert made.functions[0].arguments["additionalProperties"] is False
+
+
+def test_schemas_that_are_too_long_together_are_refused_before_they_are_joined():
+    large = {"type": "object", "enum": ["a" * 50_000]}
+    tools = [function(f"f{index}", large) for index in range(4)]
+    with pytest.raises(
+        RequestError, match="tools: the list of functions cannot be compiled: it has more than 131072 bytes"
+    ):
+        grammar_of_calls(body("required", *tools), "", "")
+    assert grammar_of_calls(body("auto", *tools), "hermes", "") is None, "only where calls must match them"

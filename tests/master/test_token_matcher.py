@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from llguidance._lib import LLParserLimits
 from orca_master.scheduling.constraint import GrammarKind
-from orca_master.text import token_matcher
+from orca_master.text import grammar_process, token_matcher
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
-from support.grammars import END, byte_tokenizer, ll_tokenizer, matcher, tokens_of
+from support.grammars import END, byte_tokenizer, grammar, ll_tokenizer, matcher, tokens_of
 from tokenizers import models
 
 VOCABULARY = 300
@@ -69,7 +71,7 @@ def test_an_end_of_sequence_completes_a_grammar_that_may_end():
 def test_every_end_of_sequence_of_the_model_is_allowed_where_the_first_is_and_completes_the_grammar():
     others = (VOCABULARY - 1, VOCABULARY - 20)
     maker = MaskMaker(VOCABULARY)
-    entry = TokenMatcher(made("ab?").matcher, (END, *others))
+    entry = TokenMatcher(grammar(TOKENIZER, GrammarKind.REGEX, "ab?"), (END, *others))
     bits = [int.from_bytes(maker.masks([entry], [NOTHING]), "little")]
     entry.accept(tokens_of("a")[0])
     bits.append(int.from_bytes(maker.masks([entry], [NOTHING]), "little"))
@@ -103,7 +105,7 @@ def test_a_character_that_the_vocabulary_lacks_is_an_error_not_a_wrong_answer():
 def test_the_state_follows_from_the_tokens_alone():
     schema = '{"type": "object", "properties": {"k": {"enum": [1, 12]}}, "required": ["k"]}'
     step_by_step = made(schema, '{"k":1', GrammarKind.JSON)
-    whole = TokenMatcher(made(schema, "", GrammarKind.JSON).matcher, (END,), tokens_of('{"k":1'))
+    whole = TokenMatcher(grammar(TOKENIZER, GrammarKind.JSON, schema), (END,), tokens_of('{"k":1'))
     maker = MaskMaker(VOCABULARY)
     assert maker.masks([step_by_step], [NOTHING]) == maker.masks([whole], [NOTHING])
 
@@ -152,3 +154,52 @@ def test_an_answer_whose_masks_are_slow_ends_and_others_go_on(seconds, fails, mo
     assert not other.error
     assert ("too complex" in slow.error) == fails
     assert num_tokens == (21 if fails else 100)
+
+
+def test_long_strings_of_a_bounded_length_are_answered_whole_by_renewed_states(monkeypatch):
+    """Each character adds states to the lexer, which the answers to a grammar share: a second one also goes on."""
+    monkeypatch.setattr(grammar_process, "limits", lambda: limits(2_000))
+    text = "It is a truth universally acknowledged, that a single man must be in want of a wife. " * 10
+    schema = json.dumps(
+        {"type": "object", "properties": {"k": {"type": "string", "maxLength": 900}}, "required": ["k"]}
+    )
+    made, maker = grammar(TOKENIZER, GrammarKind.JSON, schema), MaskMaker(VOCABULARY)
+    monkeypatch.setattr(grammar_process, "limits", lambda: limits(250_000))
+    ample = grammar(TOKENIZER, GrammarKind.JSON, schema)
+    monkeypatch.setattr(grammar_process, "limits", lambda: limits(2_000))
+    first, second, other = (TokenMatcher(entry, (END,)) for entry in (made, made, ample))
+    for token in tokens_of(json.dumps({"k": text})):
+        masks = maker.masks([first, other], [NOTHING] * 2)
+        assert masks[:40] == masks[40:]
+        first.accept(token)
+        other.accept(token)
+        assert not first.error
+    assert (first.is_complete, other.is_complete) == (True, True)
+    assert 3 <= made.generation <= 12
+    for token in tokens_of('{"k":"a'):
+        assert maker.masks([second], [NOTHING]) != b"\xff" * 40
+        second.accept(token)
+    assert not second.error
+
+
+def test_a_grammar_whose_states_never_suffice_is_an_error(monkeypatch):
+    """Renewals that bring an answer no further do not go on for ever."""
+    made, maker = grammar(TOKENIZER, GrammarKind.JSON, '{"type": "string", "maxLength": 900}'), MaskMaker(VOCABULARY)
+    monkeypatch.setattr(grammar_process, "limits", lambda: limits(500))
+    made.renew(0)
+    entry = TokenMatcher(made, (END,))
+    for token in tokens_of('"' + "some words " * 60):
+        maker.masks([entry], [NOTHING])
+        entry.accept(token)
+    assert "too many states" in entry.error
+    assert made.generation <= 12
+
+
+def limits(max_lexer_states: int) -> LLParserLimits:
+    return LLParserLimits(
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=max_lexer_states,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLTokenizer
 from orca_master.scheduling.constraint import GrammarKind
+from orca_master.text.compiled_grammar import CompiledGrammar
 from orca_master.text.grammar_process import compiled, translate
 from orca_master.text.token_matcher import TokenMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -40,7 +42,12 @@ def ll_tokenizer(vocabulary_size: int, special_tokens: Sequence[str] = ()) -> LL
 
 def matcher(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> TokenMatcher:
     """Return a new matcher."""
-    return TokenMatcher(compiled(tokenizer, translate(tokenizer, kind, text)), (tokenizer.eos_token,))
+    return TokenMatcher(grammar(tokenizer, kind, text), (tokenizer.eos_token,))
+
+
+def grammar(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGrammar:
+    """Return a compiled grammar."""
+    return CompiledGrammar(partial(compiled, tokenizer, translate(tokenizer, kind, text)))
 
 
 def tokens_of(text: str) -> list[int]:

@@ -117,6 +117,12 @@ class GenerationRequest(Body):
         return grammar_of(self.response_format, self.structured_outputs)
 
     @property
+    def has_grammar(self) -> bool:
+        """True if `grammar` is not None, without making the grammar."""
+        is_format = self.response_format is not None and self.response_format["type"] != "text"
+        return is_format or self.structured_outputs is not None
+
+    @property
     def continues_text(self) -> bool:
         """True if the answer continues the text of the prompt, False if it is a message of its own."""
         return True

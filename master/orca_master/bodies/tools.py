@@ -16,7 +16,7 @@ from orca_master.bodies.lengths import at_most, check_options, is_too_deep
 
 MAX_TOOLS = 128
 """OpenAI's."""
-OF_NO_PARAMETERS = {"type", "properties", "title", "description", "$schema"}
+OF_NO_PARAMETERS = {"type", "properties", "required", "title", "description", "$schema", "$defs", "definitions"}
 """Keywords of a schema that means no parameters if its properties are empty, although it allows any."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./:-]{1,256}$")]
 
@@ -36,7 +36,8 @@ class Function(Body):
         types = schema.get("type", "object")
         if types != "object" and not (isinstance(types, list) and "object" in types):
             raise ValueError("the arguments of a function are an object: use type: object")
-        if not schema or (schema.get("properties") == {} and schema.keys() <= OF_NO_PARAMETERS):
+        is_empty = schema.get("properties") == {} and not schema.get("required")
+        if not schema or (is_empty and schema.keys() <= OF_NO_PARAMETERS):
             schema = {"properties": {}, "additionalProperties": False, **schema}
         return {**schema, "type": "object"}
 

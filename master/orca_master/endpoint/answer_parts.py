@@ -107,8 +107,8 @@ class AnswerFormat:
             return body.grammar
         form = "" if self.tool_calls is None else self.tool_calls.name
         calls = grammar_of_calls(body, form, self._reasoning_of(body) or "")
-        if calls is not None and body.grammar is not None:
-            field = body.grammar.field
+        if calls is not None and (grammar := body.grammar) is not None:
+            field = grammar.field
             message = "is not allowed together with tool_choice required, a named function, or a strict function"
             raise RequestError(f"{field}: {message}", field)
         return calls or body.grammar
@@ -131,7 +131,7 @@ class AnswerFormat:
             tools = ArgumentsParser(body.tool_choice.function.name)
         elif body.tool_choice == "required":
             tools = ListParser()
-        elif body.tool_names and self.tool_calls is not None:
+        elif body.tool_names and self.tool_calls is not None and not body.has_grammar:
             tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls)
         return AnswerParser(reasoning, tools)
 
@@ -142,7 +142,7 @@ class AnswerFormat:
         does not begin within the reasoning.
         """
         is_begun = body.continue_final_message and not continues_reasoning(body)
-        return BY_TAG if self.reasoning is not None and (is_begun or body.grammar is not None) else self.reasoning
+        return BY_TAG if self.reasoning is not None and (is_begun or body.has_grammar) else self.reasoning
 
 
 def continues_reasoning(body: ChatCompletionRequest) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.tools import Function, NamedTool
 from orca_master.errors import RequestError
-from orca_master.scheduling.constraint import Grammar, GrammarKind
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from orca_master.text.call_grammar import ARGUMENTS, LIST, CallableFunction, CallGrammar
 
 FIELD = "tools"
@@ -33,10 +36,24 @@ def grammar_of_calls(body: ChatCompletionRequest, form: str, reasoning: str) -> 
         if form != ARGUMENTS or function.name in names
     )
     try:
+        _check_size(called)
         text = CallGrammar(form, called, body.parallel_tool_calls, reasoning).text
     except RecursionError as error:
         raise RequestError(f"{FIELD}: nested too deeply", FIELD) from error
     return Grammar(GrammarKind.CALLS, text, FIELD)
+
+
+def _check_size(functions: Iterable[CallableFunction]) -> None:
+    """Raise RequestError for schemas that are longer together than a grammar may be, after the first that is too much.
+
+    A request may have megabytes of them, and this is the thread that serves all clients.
+    """
+    num_bytes = 0
+    for function in functions:
+        num_bytes += len(json.dumps(function.arguments))
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            message = f"the list of functions cannot be compiled: it has more than {MAX_GRAMMAR_BYTES} bytes"
+            raise RequestError(f"{FIELD}: {message}", FIELD)
 
 
 def _callable(function: Function, field: str, is_strict: bool) -> CallableFunction:

@@ -65,7 +65,8 @@ class ChatFormat:
 
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
-        parser = self._parsers.setdefault(piece.index, self._answers.parser(self._body))
+        if (parser := self._parsers.get(piece.index)) is None:
+            parser = self._parsers[piece.index] = self._answers.parser(self._body)
         parts = parser.feed(piece.text, last=piece.finish_reason is not None)
         calls = [
             ToolCall(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from orca_master.text.reasoning import BEGIN, END
@@ -63,7 +63,11 @@ class CallGrammar:
     @property
     def text(self) -> str:
         """All fields as JSON; raises RecursionError for a schema that is nested too deeply."""
-        return json.dumps(asdict(self))
+        functions = [
+            {"name": entry.name, "arguments": entry.arguments, "field": entry.field} for entry in self.functions
+        ]
+        fields = {"form": self.form, "functions": functions, "parallel": self.parallel, "reasoning": self.reasoning}
+        return json.dumps(fields)
 
     def lark(self, token_of: TokenOf, json_options: dict[str, Any]) -> str:
         """Return the grammar in Lark; `json_options`: llguidance's, for every schema."""

@@ -19,17 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
+from orca_master.text.compiled_grammar import CompiledGrammar
 from orca_master.text.fair_turns import FairTurns, WorkInTurn
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.token_matcher import TokenMatcher
 
 MAX_CACHED = 64
-"""Maximum number of compiled grammars that are kept, the last ones that were used; each may take some megabytes."""
+"""Maximum number of compiled grammars that are kept, the last ones that were used; each takes up to 25 megabytes."""
 MAX_WAITING = 256
 """Maximum number of grammars that wait for the process. Those of one API key are at most half of them."""
 MAX_CALLERS = 4096
@@ -57,10 +58,10 @@ class GrammarCompiler:
         self._ends: tuple[int, ...] = ()
         self._unusable = "the model is not loaded yet"
         """Why there is no `_tokenizer`."""
-        self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._process: asyncio.subprocess.Process | None = None
         self._turns = FairTurns()
-        self._compiling = dict[_Key, WorkInTurn[LLMatcher]]()
+        self._compiling = dict[_Key, WorkInTurn[CompiledGrammar]]()
         """Those that wait or are compiled."""
         self._is_closed = False
 
@@ -86,18 +87,17 @@ class GrammarCompiler:
         if (size := self._tokenizer.vocab_size) != vocabulary_size:
             message = f"{grammar.field}: the model has {vocabulary_size} tokens and its tokenizer {size}"
             raise RequestError(message, grammar.field)
-        matcher = self._cache.get(grammar)
-        if matcher is None:
+        present = self._cache.get(grammar)
+        if present is None:
             if tokens is None:
                 self._check_room(grammar)
-            matcher = await self._compile_anew(grammar, self._tokenizer, 1 if tokens is None else RESUMED_ATTEMPTS)
+            present = await self._compile_anew(grammar, self._tokenizer, 1 if tokens is None else RESUMED_ATTEMPTS)
         else:
             self._note("cached")
             self._cache.move_to_end(grammar)
-        copy = matcher.deep_copy()
         if not tokens:
-            return TokenMatcher(copy, self._ends)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, copy, self._ends, tokens)
+            return TokenMatcher(present, self._ends)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, present, self._ends, tokens)
 
     async def close(self) -> None:
         """End the process."""
@@ -120,7 +120,7 @@ class GrammarCompiler:
         if owner and len(of_owner) > MAX_WAITING // 2:
             raise QueueFullError(f"{MAX_WAITING // 2} grammars of this API key wait to be compiled, the limit of a key")
 
-    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer, num_attempts: int) -> LLMatcher:
+    async def _compile_anew(self, grammar: Grammar, tokenizer: LLTokenizer, num_attempts: int) -> CompiledGrammar:
         """Compile a grammar that is not in the cache; try again while no process can compile it."""
         while num_attempts > 1 and not self._is_closed:
             with contextlib.suppress(EngineUnavailableError):
@@ -129,7 +129,7 @@ class GrammarCompiler:
             await asyncio.sleep(PAUSE_SECONDS)
         return await self._compile_once(grammar, tokenizer)
 
-    async def _compile_once(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    async def _compile_once(self, grammar: Grammar, tokenizer: LLTokenizer) -> CompiledGrammar:
         if len(grammar.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
             raise self._refusal(grammar, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         key = _key(grammar)
@@ -140,18 +140,18 @@ class GrammarCompiler:
             compiling.on_end(partial(self._forget, key, compiling))
             return await compiling.result()
         try:  # another choice of the request, or another request of the owner
-            matcher = await compiling.result()
+            grammar_of_other = await compiling.result()
         except RequestError:
             self._note("refused")
             raise
         self._note("cached")
-        return matcher
+        return grammar_of_other
 
-    def _forget(self, key: _Key, ended: WorkInTurn[LLMatcher]) -> None:
+    def _forget(self, key: _Key, ended: WorkInTurn[CompiledGrammar]) -> None:
         if self._compiling.get(key) is ended:
             del self._compiling[key]
 
-    async def _compile_in_turn(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    async def _compile_in_turn(self, grammar: Grammar, tokenizer: LLTokenizer) -> CompiledGrammar:
         if (present := self._cache.get(grammar)) is not None:  # an equal grammar was in turn before
             self._cache.move_to_end(grammar)
             self._note("cached")
@@ -161,14 +161,15 @@ class GrammarCompiler:
             beyond = f"it needs more than {CPU_SECONDS:g} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
             raise self._refusal(grammar, str(answer.get("error", beyond))[:1000], answer.get("field", ""))
         loop = asyncio.get_running_loop()
-        matcher = await loop.run_in_executor(self._thread, compiled, tokenizer, answer["grammar"])
-        if matcher.is_error():  # the process had the same tokenizer and limits
-            raise self._refusal(grammar, matcher.get_error()[:1000])
+        compile_again = partial(compiled, tokenizer, answer["grammar"])
+        made = await loop.run_in_executor(self._thread, CompiledGrammar, compile_again)
+        if made.error:  # the process had the same tokenizer and limits
+            raise self._refusal(grammar, made.error[:1000])
         self._note("compiled")
-        self._cache[grammar] = matcher  # before the next turn
+        self._cache[grammar] = made  # before the next turn
         while len(self._cache) > MAX_CACHED:
             self._cache.popitem(last=False)
-        return matcher
+        return made
 
     def _refusal(self, grammar: Grammar, reason: str, field: str = "") -> RequestError:
         """Return the error about a grammar, or about the schema in a `field` of the request."""

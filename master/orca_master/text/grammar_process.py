@@ -33,6 +33,7 @@ from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.call_grammar import CallGrammar
 from orca_master.text.process_frames import encode_frame, read_content
+from orca_master.text.schema_check import misread
 from orca_master.text.schema_errors import locate
 from orca_master.text.tokenizer import stop_token_ids
 
@@ -48,11 +49,14 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_
 
 
 def limits() -> LLParserLimits:
-    """Return the limits of a grammar: compiling, and each mask, take well below a second (CPU_SECONDS bounds both)."""
+    """Return the limits of a grammar: compiling, and each mask, take well below a second (CPU_SECONDS bounds both).
+
+    The lexer's states take up to 25 MB (compiled_grammar.py).
+    """
     return LLParserLimits(
         initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,
-        max_lexer_states=10_000,
+        max_lexer_states=50_000,
         max_grammar_size=100_000,
         verbose_errors=False,
     )
@@ -119,8 +123,13 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
     try:
         if kind is GrammarKind.CALLS:
             for function in CallGrammar.of(text).functions:
-                if error := _error_of_arguments(tokenizer, function.arguments):
+                error = _misread(tokenizer, function.arguments) or _error_of_arguments(tokenizer, function.arguments)
+                if error:
                     return {"field": function.field, "error": error}
+        if kind is GrammarKind.JSON:
+            with contextlib.suppress(ValueError):  # llguidance reports what is no JSON
+                if error := _misread(tokenizer, json.loads(text)):
+                    return {"error": error}
         grammar = translate(tokenizer, kind, text)
         matcher = compiled(tokenizer, grammar)
         for _ in range(TRIED_TOKENS):
@@ -137,6 +146,17 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
         return {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
     except Exception as failure:  # llguidance's translation of GBNF has errors of its own
         return {"error": " ".join(str(failure).split()) or type(failure).__name__}
+
+
+def _misread(tokenizer: LLTokenizer, schema: Any) -> str:
+    """Return what llguidance would enforce differently in a schema, "" if nothing."""
+
+    def accepts(pattern: str, text: str) -> bool:
+        matcher = compiled(tokenizer, _of_schema(json.dumps({"type": "string", "pattern": pattern})))
+        tokens = tokenizer.tokenize_str(text)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    return misread(schema, accepts)
 
 
 def _error_of(matcher: LLMatcher) -> str:

@@ -25,7 +25,7 @@ def locate(schema: Any, message: str, error_of: Callable[[Any], str]) -> str:
     }
     path, part = "#", schema
     while True:
-        for name, child in _children(part):
+        for name, child in children(part):
             if time.monotonic() > end:
                 return f"{path}: {message}"
             tried = child if not isinstance(child, dict) else {**definitions, **child}
@@ -36,8 +36,8 @@ def locate(schema: Any, message: str, error_of: Callable[[Any], str]) -> str:
             return f"{path}: {message}"
 
 
-def _children(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct parts of a schema with their paths."""
+def children(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the direct parts of a schema with their paths in it."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():

@@ -1,7 +1,8 @@
 """`TokenMatcher`: an answer's tokens in its grammar, by llguidance; `fill_masks`: the masks of several at once.
 
 A matcher's state follows from the tokens alone. A request that is rewound keeps its matcher, because it keeps its
-tokens; one that another master resumes gets a matcher to which all its tokens are appended.
+tokens; one that another master resumes gets a matcher to which all its tokens are appended, and so does one to which
+the lexer's states do not suffice (compiled_grammar.py).
 
 All requests of an iteration wait for its slowest mask. llguidance bounds only the size of its parser's state, within
 which an ambiguous grammar takes half a second for each token. So each answer has a budget of processor time.
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from array import array
 from collections.abc import Iterable, Sequence
 from time import perf_counter, thread_time
 
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor
+
+from orca_master.text.compiled_grammar import STATES_USED_UP, CompiledGrammar
 
 WORD_BITS = 32
 MAX_THREADS = 4
@@ -23,6 +27,8 @@ SLOW_SECONDS = 0.02
 """Time for the masks of an iteration after which the next are computed one by one, to measure each."""
 BUDGET_SECONDS = 0.5
 """Processor time that an answer can spend on its grammar at once."""
+TOKENS_PER_RENEWAL = 64
+"""Tokens of an answer after which it may use new states of the lexer again."""
 SECONDS_PER_TOKEN = 0.005
 """Processor time that each token adds to the rest of the budget, some ten times what usual grammars need."""
 
@@ -33,10 +39,14 @@ class TokenMatcher:
     `ends` has the model's end-of-sequence tokens. llguidance knows the first; the others are allowed where it is.
     """
 
-    def __init__(self, matcher: LLMatcher, ends: tuple[int, ...], tokens: Iterable[int] = ()) -> None:
-        self.matcher = matcher
+    def __init__(self, grammar: CompiledGrammar, ends: tuple[int, ...], tokens: Iterable[int] = ()) -> None:
+        self.matcher = grammar.matcher()
         self.ends = ends
         self.error = ""
+        self._grammar = grammar
+        self._generation = grammar.generation
+        self._tokens = array("I")
+        self._num_at_renewal = -TOKENS_PER_RENEWAL
         self._seconds_left = BUDGET_SECONDS
         for token in tokens:
             self.accept(token)
@@ -50,9 +60,24 @@ class TokenMatcher:
         """See Constraint."""
         known = self.ends[0] if token in self.ends else token
         begun = thread_time()
-        if not self.error and not self.matcher.consume_token(known):
+        self._tokens.append(known)
+        if not self.error and not self.matcher.consume_token(known) and not self.renew():
             self.note_error()
         self.spend(thread_time() - begun - SECONDS_PER_TOKEN)
+
+    def renew(self) -> bool:
+        """Go on with new states of the lexer, and return True, if the old ones are used up."""
+        if not self.matcher.is_error() or STATES_USED_UP not in self.matcher.get_error():
+            return False
+        if len(self._tokens) - self._num_at_renewal < TOKENS_PER_RENEWAL:
+            return False
+        self._num_at_renewal = len(self._tokens)
+        self._grammar.renew(self._generation)
+        self._generation, matcher = self._grammar.generation, self._grammar.matcher()
+        if not matcher.consume_tokens(self._tokens.tolist()):
+            return False
+        self.matcher = matcher
+        return True
 
     def spend(self, seconds: float) -> None:
         """Take processor time from the budget. `note_error` notices that it is spent: the last token needs no more."""
@@ -99,6 +124,7 @@ class MaskMaker:
             jobs = [(entry.matcher, place) for place, entry in live]
             self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(matchers))
         self._one_by_one = perf_counter() - begun > SLOW_SECONDS
+        self._compute_one_by_one([(place, entry) for place, entry in live if entry.renew()], address)
         for place, entry in live:
             start = place * width
             _allow_all_ends(masks, start, entry.ends)
