@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from orca_master.bodies.openai_requests import ChatMessage
+from orca_master.bodies.tools import Tool
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.text import chat_template
 from orca_master.text.chat_template import ChatTemplate
@@ -21,12 +22,12 @@ def template(tmp_path, source, **configuration):
     return ChatTemplate(tmp_path)
 
 
-def render(template, messages, prompt=True, options=None):
+def render(template, messages, prompt=True, options=None, tools=()):
     """Render once, in a process that is ended again."""
 
     async def once():
         async with template:
-            return await template.render(messages, prompt, options or {})
+            return await template.render(messages, prompt, options or {}, tools)
 
     return asyncio.run(once())
 
@@ -65,6 +66,30 @@ def test_where_a_template_is_looked_for(tmp_path):
     assert render(ChatTemplate(tmp_path, tmp_path / "own.jinja"), MESSAGES) == "file of the user"
     with pytest.raises(ConfigurationError, match=r"--chat-template .*nothing: No such file"):
         ChatTemplate(tmp_path, tmp_path / "nothing")
+
+
+def test_a_template_of_its_own_renders_requests_with_tools(tmp_path):
+    """As transformers' get_chat_template chooses, of a list and of separate files."""
+    tools = [Tool.model_validate({"type": "function", "function": {"name": "f"}})]
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools[0].function.name }}"}]
+    made = template(tmp_path, named)
+    assert made.source_with_tools == named[1]["template"]
+    assert render(made, MESSAGES) == "d"
+    assert render(made, MESSAGES, tools=tools) == "f"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert render(ChatTemplate(tmp_path), MESSAGES, tools=tools) == "file", "the files replace the list"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("file with tools")
+    made = ChatTemplate(tmp_path)
+    assert made.source_with_tools == "file with tools"
+    assert render(made, MESSAGES) == "file"
+    assert render(made, MESSAGES, tools=tools) == "file with tools"
+    assert ChatTemplate(tmp_path, tmp_path / "chat_template.jinja").source_with_tools == "file"
+
+
+def test_a_model_with_a_template_for_tools_alone_refuses_other_chats(tmp_path):
+    with pytest.raises(RequestError, match="no chat template"):
+        render(template(tmp_path, [{"name": "tool_use", "template": "t"}]), MESSAGES)
 
 
 def test_links_in_a_circle(tmp_path):

@@ -72,6 +72,14 @@ def test_everything_that_is_needed_once(hub, tmp_path):
     assert len(hub.sent) == before, "what is there is not fetched again"
 
 
+def test_the_template_for_requests_with_tools_is_fetched_into_its_folder(hub, tmp_path):
+    name = "additional_chat_templates/tool_use.jinja"
+    hub.files |= {name: b"{{ tools }}", "additional_chat_templates/rag.jinja": b"other"}
+    assert fetch(hub, tmp_path / "model", "--without-weights")[0] == 0
+    assert (tmp_path / "model" / name).read_bytes() == b"{{ tools }}"
+    assert [path.name for path in (tmp_path / "model" / "additional_chat_templates").iterdir()] == ["tool_use.jinja"]
+
+
 def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, tmp_path):
     """What is read from a folder depends on the names of the files in it."""
     folder = tmp_path / "model"

@@ -30,10 +30,13 @@ logger = logging.getLogger(__name__)
 VERIFIED = ".orca-verified.json"
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
-"""File names that are downloaded: no folders, and no leading dot (files of this program)."""
+"""File names that are downloaded: no folders but that of TOOL_TEMPLATE, and no leading dot (files of this program)."""
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Chat template for requests with tools, where transformers saves it."""
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        TOOL_TEMPLATE,
         INDEX,
     }
 )
@@ -63,7 +66,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
     names = []
-    for name in sorted(filter(TEXT.match, files)):
+    for name in sorted(name for name in files if _is_text(name)):
         if (size := files[name].size) > TOKENIZER_BYTES:
             problem = f"{name}: {size} bytes exceed the limit of {TOKENIZER_BYTES} for files beside the weights"
             if name in READ:
@@ -82,6 +85,11 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:
         logger.warning("files not verified, because the hub publishes no digest: %s", ", ".join(unverifiable))
+
+
+def _is_text(name: str) -> bool:
+    """Return True for a file to download that holds no weights."""
+    return name == TOOL_TEMPLATE or TEXT.match(name) is not None
 
 
 def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
@@ -129,6 +137,7 @@ def _download(source: Source, folder: Path, file: RemoteFile) -> None:
     path = folder / file.name
     if file.identity is not None and verified.get(file.name) == file.identity and path.is_file():
         return
+    path.parent.mkdir(exist_ok=True)  # TOOL_TEMPLATE has a folder
     source.download(file, path)
     logger.info("%s: %d bytes", file.name, path.stat().st_size)
     if file.identity is not None:

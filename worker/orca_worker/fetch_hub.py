@@ -61,13 +61,14 @@ class Hub:
     def download(self, file: RemoteFile, path: Path) -> None:
         """Download one file, again if its digest is wrong."""
         is_large = self._siblings[file.name].lfs is not None
+        folder = path.parents[file.name.count("/")]
         for attempt in range(1, TRIES + 1):
             with self._errors():
                 if is_large:
                     _download_resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path)
                 else:
                     hf_hub_download(
-                        self._repository, file.name, revision=self._commit, local_dir=path.parent, force_download=True
+                        self._repository, file.name, revision=self._commit, local_dir=folder, force_download=True
                     )
             if file.identity is None or file.identity == (_sha256(path) if is_large else _git_blob(path)):
                 return

@@ -3,10 +3,10 @@
     python -m orca_master.text.template_process
 
 Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian, and
-JSON. The first frame is {"source", "special_tokens"}, each further frame {"variables", "limit"}, with the limit of the
-text in characters. Answers are {"text"}, {} to the first frame, or {"error"}. A frame that takes more than
-CPU_SECONDS of processor time ends the process (SIGPROF); processor time does not depend on the load of the machine.
-The process ends with its parent, which closes the pipe.
+JSON. The first frame is {"sources", "special_tokens"}, with the templates by name, each further frame
+{"name", "variables", "limit"}, with the limit of the text in characters. Answers are {"text"}, {} to the first frame,
+or {"error"}. A frame that takes more than CPU_SECONDS of processor time ends the process (SIGPROF); processor time does
+not depend on the load of the machine. The process ends with its parent, which closes the pipe.
 
 The environment follows the templates on the Hugging Face hub: trimmed blocks, `raise_exception`, `strftime_now`,
 `tojson`, loop controls, and the tokenizer's special tokens.
@@ -37,9 +37,9 @@ NOT_FOR_TEMPLATES = ("lipsum",)
 
 
 class Renderer:
-    """One compiled template. Raises jinja2.TemplateSyntaxError."""
+    """The compiled templates of a model, by name. Raises jinja2.TemplateSyntaxError."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -49,12 +49,12 @@ class Renderer:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._special_tokens = special_tokens
-        self._template = environment.from_string(source)
+        self._templates = {name: environment.from_string(source) for name, source in sources.items()}
 
-    def render(self, variables: dict[str, Any], limit: int) -> str:
-        """Return the text; raise ValueError beyond `limit` characters, and whatever the template raises."""
+    def render(self, name: str, variables: dict[str, Any], limit: int) -> str:
+        """Return a template's text; raise ValueError beyond `limit` characters, and whatever the template raises."""
         parts, length = [], 0
-        for part in self._template.generate(**{**self._special_tokens, **variables}):
+        for part in self._templates[name].generate(**{**self._special_tokens, **variables}):
             length += len(part)
             if length > limit:
                 raise ValueError(f"the text is longer than {limit} characters")
@@ -66,8 +66,8 @@ def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer |
     """Return the renderer for the next frames, and the answer to this frame."""
     try:
         if renderer is None:
-            return Renderer(frame["source"], frame["special_tokens"]), {}
-        return renderer, {"text": renderer.render(frame["variables"], frame["limit"])}
+            return Renderer(frame["sources"], frame["special_tokens"]), {}
+        return renderer, {"text": renderer.render(frame["name"], frame["variables"], frame["limit"])}
     except jinja2.TemplateSyntaxError as error:
         return renderer, {"error": f"line {error.lineno}: {error.message}"}
     except MemoryError:
