@@ -52,6 +52,15 @@ def test_special_tokens_options_and_helpers(tmp_path):
     assert rendered == '<s>    {"role": "system", "content": "Be brief."}fine20'
 
 
+def test_blocks_of_generation_are_their_body(tmp_path):
+    """As transformers renders them: their variables end with the block."""
+    source = (
+        "{% set x = 1 %}{% for m in messages %}{% generation %}\n{% set x = 2 %}{{ m.content }}{{ x }}\n"
+        "{% if loop.last %}{{ messages | length }}{% endif %}{% endgeneration %}|{{ x }}{% endfor %}"
+    )
+    assert render(template(tmp_path, source), MESSAGES) == "Be brief.2\n|1Hi2\n2|1"
+
+
 def test_parts_of_text_are_joined(tmp_path):
     message = ChatMessage(role="user", content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
     assert render(template(tmp_path, "{{ messages[0].content }}"), [message]) == "ab"
@@ -114,6 +123,7 @@ def test_a_model_without_a_template(tmp_path):
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
         ("{{ lipsum() }}", "'lipsum' is undefined"),
         ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% nonsense %}", "line 1: Encountered unknown tag 'nonsense'"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "nested too deeply"),
         ("{{ 'a' * 2000000000 }}", "MiB of memory"),

@@ -150,20 +150,20 @@ class ChatTemplate:
         await self._end()
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
-        """Return the answer to one frame; if the process does not answer, kill it and return {}."""
+        """Return the answer to one frame, {"error"} if compiling fails; {} without an answer, then kill the process."""
         try:
-            process = await self._started()
+            first = await self._started()
         except OSError as error:  # a limit of descriptors or processes is reached
             raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
-        answer = None if process is None else await self._ask(process, frame)
+        answer = await self._ask(self._process, frame) if first == {} and self._process is not None else first
         if answer is None:
             await self._end()
         return answer or {}
 
-    async def _started(self) -> asyncio.subprocess.Process | None:
-        """Return the process with the compiled templates; None if compiling takes too long or fails."""
+    async def _started(self) -> dict[str, Any] | None:
+        """Start the process unless one runs; return {}, {"error"} if compiling fails, None if compiling is too long."""
         if self._process is not None and self._process.returncode is None:
-            return self._process
+            return {}
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "orca_master.text.template_process"),
             stdin=asyncio.subprocess.PIPE,
@@ -171,7 +171,9 @@ class ChatTemplate:
         )
         first = encode_frame({"sources": self.sources, "special_tokens": self.special_tokens})
         answer = await self._ask(self._process, first)
-        return self._process if answer == {} else None
+        if answer != {}:  # the next request compiles again, as compiling may have been slow only this time
+            await self._end()
+        return answer
 
     async def _ask(self, process: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any] | None:
         """Return the answer to one frame, None if the process ends or does not answer."""

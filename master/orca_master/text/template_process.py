@@ -9,7 +9,7 @@ or {"error"}. A frame that takes more than CPU_SECONDS of processor time ends th
 not depend on the load of the machine. The process ends with its parent, which closes the pipe.
 
 The environment follows the templates on the Hugging Face hub: trimmed blocks, `raise_exception`, `strftime_now`,
-`tojson`, loop controls, and the tokenizer's special tokens.
+`tojson`, loop controls, blocks of `generation`, and the tokenizer's special tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from typing import Any, BinaryIO
 
 import jinja2
 import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 
 from orca_master.text.process_frames import encode_frame, read_content
 
@@ -36,12 +39,24 @@ NOT_FOR_TEMPLATES = ("lipsum",)
 """Jinja globals that are removed, because exploits use the attributes of such functions."""
 
 
+class GenerationBlock(Extension):
+    """`{% generation %}` … `{% endgeneration %}`, which marks the text of the assistant for training: its body."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return a scope with the statements of the block, as variables set in the block end with the block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class Renderer:
     """The compiled templates of a model, by name. Raises jinja2.TemplateSyntaxError."""
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationBlock]
         )
         for name in NOT_FOR_TEMPLATES:
             del environment.globals[name]
