@@ -61,6 +61,20 @@ def test_blocks_of_generation_are_their_body(tmp_path):
     assert render(template(tmp_path, source), MESSAGES) == "Be brief.2\n|1Hi2\n2|1"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("separators=(',', ':'), sort_keys=true", '{"a":"é","b":1}'),
+        ("true", '{"b": 1, "a": "\\u00e9"}'),
+        ("false, 1", '{\n "b": 1,\n "a": "é"\n}'),
+        ("indent='-'", '{\n-"b": 1,\n-"a": "é"\n}'),
+    ],
+)
+def test_tojson_has_the_parameters_of_transformers(tmp_path, arguments, text):
+    source = "{{ {'b': 1, 'a': 'é'} | tojson(" + arguments + ") }}"
+    assert render(template(tmp_path, source), MESSAGES) == text
+
+
 def test_parts_of_text_are_joined(tmp_path):
     message = ChatMessage(role="user", content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
     assert render(template(tmp_path, "{{ messages[0].content }}"), [message]) == "ab"
