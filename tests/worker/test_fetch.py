@@ -89,9 +89,29 @@ def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, t
     hub.files = {name: body for name, body in hub.files.items() if name not in sharded}
     hub.files["model.safetensors"] = b"one file"
     assert fetch(hub, folder, "--without-weights")[0] == 0
-    assert sharded <= present(folder)
+    assert not sharded & present(folder)
     assert fetch(hub, folder)[0] == 0
     assert present(folder) == {*hub.files, "mine.safetensors"} - {"README.md", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize("options", [["--without-weights"], ["--partition", "1/2"]])
+def test_files_that_the_source_removed_are_removed_and_those_of_other_pods_stay(hub, tmp_path, options):
+    """An old chat_template.jinja would be read in place of the new template in tokenizer_config.json."""
+    folder = tmp_path / "model"
+    removed = {"chat_template.jinja", "generation_config.json", "additional_chat_templates/tool_use.jinja"}
+    hub.files |= dict.fromkeys(removed, b"{}")
+    assert fetch(hub, folder)[0] == 0
+    before = {name for name in present(folder) if name.endswith(".safetensors")}
+    (folder / "mine.json").write_bytes(b"not downloaded")
+    for name in removed:
+        del hub.files[name]
+    assert fetch(hub, folder, *options)[0] == 0
+    assert not [name for name in removed if (folder / name).exists()]
+    assert present(folder) == {"config.json", "tokenizer.json", INDEX, "mine.json"} | before
+    assert not removed & json.loads((folder / ".orca-verified.json").read_text()).keys()
+    (folder / "chat_template.jinja").write_bytes(b"of the user")
+    assert fetch(hub, folder, *options)[0] == 0
+    assert (folder / "chat_template.jinja").read_bytes() == b"of the user"
 
 
 def test_a_single_file_is_fetched_in_place_of_the_files_of_an_index(hub, tmp_path):

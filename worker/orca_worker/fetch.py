@@ -80,7 +80,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
         for name in weight_names:
             _download(source, folder, files[name])
         names += weight_names
-        _remove_others(folder, files)
+    _remove_others(folder, files)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:
@@ -93,14 +93,18 @@ def _is_text(name: str) -> bool:
 
 
 def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
-    """Remove weights, and their index, that an earlier call has downloaded of a revision which had others.
+    """Remove files that an earlier call downloaded and that the source has no longer, and their records.
 
-    A model is read from whatever is there.
+    A model is read from the files that are present: an old chat_template.jinja would replace a new template elsewhere.
+    Listed weights stay, because other pods may need the files of other partitions.
     """
-    for name in _verified(folder / VERIFIED):
-        if name not in files and (name == INDEX or WEIGHTS.match(name)) and (folder / name).is_file():
-            (folder / name).unlink()
-            logger.info("%s: removed, the source does not have it", name)
+    verified = _verified(folder / VERIFIED)
+    others = {name for name in verified.keys() - files.keys() if _is_text(name) or WEIGHTS.match(name)}
+    for name in sorted(others):
+        (folder / name).unlink(missing_ok=True)
+        logger.info("%s: removed, the source does not have it", name)
+    if others:
+        _record(folder, {name: identity for name, identity in verified.items() if name not in others})
 
 
 def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tuple[int, int] | None) -> list[str]:
@@ -132,8 +136,7 @@ def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tupl
 
 def _download(source: Source, folder: Path, file: RemoteFile) -> None:
     """Download one file, unless a complete copy exists."""
-    record = folder / VERIFIED
-    verified = _verified(record)
+    verified = _verified(folder / VERIFIED)
     path = folder / file.name
     if file.identity is not None and verified.get(file.name) == file.identity and path.is_file():
         return
@@ -141,9 +144,14 @@ def _download(source: Source, folder: Path, file: RemoteFile) -> None:
     source.download(file, path)
     logger.info("%s: %d bytes", file.name, path.stat().st_size)
     if file.identity is not None:
-        partial = record.with_suffix(".tmp")
-        partial.write_text(json.dumps({**verified, file.name: file.identity}))
-        os.replace(partial, record)
+        _record(folder, {**verified, file.name: file.identity})
+
+
+def _record(folder: Path, verified: Mapping[str, Any]) -> None:
+    """Replace the record of complete files (see `_verified`)."""
+    partial = (folder / VERIFIED).with_suffix(".tmp")
+    partial.write_text(json.dumps(verified))
+    os.replace(partial, folder / VERIFIED)
 
 
 def _verified(record: Path) -> dict[str, Any]:
