@@ -121,6 +121,19 @@ def test_a_single_file_is_fetched_in_place_of_the_files_of_an_index(hub, tmp_pat
     assert {name for name in present(tmp_path / "model") if name.endswith(".safetensors")} == {"model.safetensors"}
 
 
+@pytest.mark.parametrize(("signature", "code"), [("secret", 0), ("refused", 1)])
+def test_no_signature_of_a_redirect_is_logged(hub, tmp_path, signature, code):
+    hub.signature = signature
+    folder = tmp_path / "model"
+    done = subprocess.run(
+        command(folder), env=environment_of(hub, folder), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert code or hub.sent, "large files come from the other place"
+    assert "/storage/" in done.stderr or not code
+    assert "X-Signature" not in done.stderr + done.stdout
+
+
 def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):
     assert fetch(hub, tmp_path / "master", "--without-weights")[0] == 0
     assert not [name for name in present(tmp_path / "master") if name.endswith(".safetensors")]

@@ -21,7 +21,7 @@ from orca_protos.command_line import OneLineParser
 from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
-from orca_worker.fetch_source import FetchError, RemoteFile, Source
+from orca_worker.fetch_source import FetchError, RemoteFile, Source, redact, without_queries
 from orca_worker.model_config import read_model_config
 from orca_worker.weight_headers import INDEX, SINGLE, read_index
 
@@ -58,7 +58,7 @@ def fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weigh
     except Timeout as error:
         raise FetchError(f"{folder}: another download has held the lock for {LOCK_SECONDS} s") from error
     except OSError as error:
-        raise FetchError(f"{source.uri}: {' '.join(str(error).split())}") from error
+        raise FetchError(f"{source.uri}: {without_queries(' '.join(str(error).split()))}") from error
 
 
 def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weights: bool) -> None:
@@ -205,7 +205,10 @@ def main(argv: list[str]) -> int:
             parser.error(f"--partition {arguments.partition!r}: I/P with I below P is expected")
         partition = (int(numbers[1]), int(numbers[2]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):  # huggingface_hub 2 uses the latter; both log URLs with signatures
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("huggingface_hub.file_download", "huggingface_hub.utils._http"):  # they log the URLs of retries
+        logging.getLogger(name).addFilter(redact)
     try:
         source = _source(arguments.uri, arguments.revision)
     except FetchError as error:

@@ -24,7 +24,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
-from orca_worker.fetch_source import FetchError, RemoteFile
+from orca_worker.fetch_source import FetchError, RemoteFile, without_queries
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Hub:
         except RevisionNotFoundError as error:
             raise FetchError(f"{self.uri} has no revision {self._revision!r}: see model.revision") from error
         except HTTPError as error:
-            raise FetchError(f"{self.uri}: {' '.join(str(error).split())}") from error
+            raise FetchError(f"{self.uri}: {without_queries(' '.join(str(error).split()))}") from error
 
 
 def _digest(sibling: RepoSibling) -> str | None:
