@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from orca_worker.fetch_hub import _download_resumed
 from orca_worker.weight_headers import INDEX
-from support.hub import REPOSITORY, Hub
+from support.hub import COMMIT, REPOSITORY, Hub
 from support.served import eventually
 from support.variants import one_short
 
@@ -132,6 +134,20 @@ def test_no_signature_of_a_redirect_is_logged(hub, tmp_path, signature, code):
     assert code or hub.sent, "large files come from the other place"
     assert "/storage/" in done.stderr or not code
     assert "X-Signature" not in done.stderr + done.stdout
+
+
+def test_files_above_the_limit_of_huggingface_hub_are_downloaded(hub, tmp_path, monkeypatch):
+    """http_get refuses an expected size above 50 GB, and advises to install a package."""
+    hub.signature = "secret"
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
+    name, path = "model-layer1.safetensors", tmp_path / "large.safetensors"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    url = f"{hub.url}/{REPOSITORY}/resolve/{COMMIT}/{name}"
+    for partial in (b"", hub.files[name][:100], hub.files[name]):
+        (tmp_path / "large.safetensors.incomplete").write_bytes(partial)
+        _download_resumed(url, path)
+        assert path.read_bytes() == hub.files[name]
+    assert [start for _, start in hub.sent] == [0, 100], "a complete file is not requested again"
 
 
 def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):

@@ -88,7 +88,7 @@ class Hub:
             raise FetchError(f"{self.uri} does not exist, or needs a token: see model.secretRef") from error
         except RevisionNotFoundError as error:
             raise FetchError(f"{self.uri} has no revision {self._revision!r}: see model.revision") from error
-        except HTTPError as error:
+        except (HTTPError, ValueError) as error:  # ValueError: http_get's limit of 50 GB, if its first answer breaks
             raise FetchError(f"{self.uri}: {without_queries(' '.join(str(error).split()))}") from error
 
 
@@ -105,14 +105,17 @@ def _download_resumed(url: str, path: Path) -> None:
         if metadata.size is not None and file.tell() > metadata.size:  # from another revision
             file.truncate(0)
             file.seek(0)  # resume_size, the position, stays else behind the end
-        http_get(
-            metadata.location,
-            file,
-            resume_size=file.tell(),
-            headers=build_hf_headers() if metadata.location == url else {},  # send the token to the hub only
-            expected_size=metadata.size,
-            displayed_filename=path.name,
-        )
+        if metadata.size is None or file.tell() < metadata.size:
+            http_get(  # without expected_size: http_get refuses files of an expected size above 50 GB
+                metadata.location,
+                file,
+                resume_size=file.tell(),
+                headers=build_hf_headers() if metadata.location == url else {},  # send the token to the hub only
+                displayed_filename=path.name,
+            )
+        size = file.tell()
+    if metadata.size is not None and size != metadata.size:
+        raise FetchError(f"{path.name}: {size} bytes instead of {metadata.size}: start again")
     os.replace(partial, path)
 
 
