@@ -42,7 +42,7 @@ NOT_FOR_TEMPLATES = ("lipsum",)
 class GenerationBlock(Extension):
     """`{% generation %}` … `{% endgeneration %}`, which marks the text of the assistant for training: its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012, the type is that of the base class
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Return a scope with the statements of the block, as variables set in the block end with the block."""
