@@ -228,16 +228,17 @@ def _template() -> Check:
     from orca_master.text.template_process import Renderer, answer
 
     renderer = Renderer(
-        "{% for message in messages %}{{ message.content }}{{ message | tojson }}{% endfor %}{{ a }}", {}
+        {"default": "{% for message in messages %}{{ message.content }}{{ message | tojson }}{% endfor %}{{ a }}"}, {}
     )
 
     def check(data: bytes) -> None:
         source = data.decode(errors="replace")
-        answer(None, {"source": "".join(letter for letter in source if not letter.isnumeric()), "special_tokens": {}})
+        text = "".join(letter for letter in source if not letter.isnumeric())
+        answer(None, {"sources": {"default": text}, "special_tokens": {}})
         with contextlib.suppress(ValueError, RecursionError):
             variables = json.loads(source)
             if isinstance(variables, dict):
-                answer(renderer, {"variables": variables, "limit": 1000})
+                answer(renderer, {"name": "default", "variables": variables, "limit": 1000})
 
     return check
 

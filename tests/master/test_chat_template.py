@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from orca_master.bodies.openai_requests import ChatMessage
+from orca_master.bodies.tools import Tool
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.text import chat_template
 from orca_master.text.chat_template import ChatTemplate
@@ -21,12 +22,12 @@ def template(tmp_path, source, **configuration):
     return ChatTemplate(tmp_path)
 
 
-def render(template, messages, prompt=True, options=None):
+def render(template, messages, prompt=True, options=None, tools=()):
     """Render once, in a process that is ended again."""
 
     async def once():
         async with template:
-            return await template.render(messages, prompt, options or {})
+            return await template.render(messages, prompt, options or {}, tools)
 
     return asyncio.run(once())
 
@@ -51,6 +52,29 @@ def test_special_tokens_options_and_helpers(tmp_path):
     assert rendered == '<s>    {"role": "system", "content": "Be brief."}fine20'
 
 
+def test_blocks_of_generation_are_their_body(tmp_path):
+    """As transformers renders them: their variables end with the block."""
+    source = (
+        "{% set x = 1 %}{% for m in messages %}{% generation %}\n{% set x = 2 %}{{ m.content }}{{ x }}\n"
+        "{% if loop.last %}{{ messages | length }}{% endif %}{% endgeneration %}|{{ x }}{% endfor %}"
+    )
+    assert render(template(tmp_path, source), MESSAGES) == "Be brief.2\n|1Hi2\n2|1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("separators=(',', ':'), sort_keys=true", '{"a":"é","b":1}'),
+        ("true", '{"b": 1, "a": "\\u00e9"}'),
+        ("false, 1", '{\n "b": 1,\n "a": "é"\n}'),
+        ("indent='-'", '{\n-"b": 1,\n-"a": "é"\n}'),
+    ],
+)
+def test_tojson_has_the_parameters_of_transformers(tmp_path, arguments, text):
+    source = "{{ {'b': 1, 'a': 'é'} | tojson(" + arguments + ") }}"
+    assert render(template(tmp_path, source), MESSAGES) == text
+
+
 def test_parts_of_text_are_joined(tmp_path):
     message = ChatMessage(role="user", content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
     assert render(template(tmp_path, "{{ messages[0].content }}"), [message]) == "ab"
@@ -65,6 +89,30 @@ def test_where_a_template_is_looked_for(tmp_path):
     assert render(ChatTemplate(tmp_path, tmp_path / "own.jinja"), MESSAGES) == "file of the user"
     with pytest.raises(ConfigurationError, match=r"--chat-template .*nothing: No such file"):
         ChatTemplate(tmp_path, tmp_path / "nothing")
+
+
+def test_a_template_of_its_own_renders_requests_with_tools(tmp_path):
+    """As transformers' get_chat_template chooses, of a list and of separate files."""
+    tools = [Tool.model_validate({"type": "function", "function": {"name": "f"}})]
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools[0].function.name }}"}]
+    made = template(tmp_path, named)
+    assert made.source_with_tools == named[1]["template"]
+    assert render(made, MESSAGES) == "d"
+    assert render(made, MESSAGES, tools=tools) == "f"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert render(ChatTemplate(tmp_path), MESSAGES, tools=tools) == "file", "the files replace the list"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("file with tools")
+    made = ChatTemplate(tmp_path)
+    assert made.source_with_tools == "file with tools"
+    assert render(made, MESSAGES) == "file"
+    assert render(made, MESSAGES, tools=tools) == "file with tools"
+    assert ChatTemplate(tmp_path, tmp_path / "chat_template.jinja").source_with_tools == "file"
+
+
+def test_a_model_with_a_template_for_tools_alone_refuses_other_chats(tmp_path):
+    with pytest.raises(RequestError, match="no chat template"):
+        render(template(tmp_path, [{"name": "tool_use", "template": "t"}]), MESSAGES)
 
 
 def test_links_in_a_circle(tmp_path):
@@ -89,6 +137,7 @@ def test_a_model_without_a_template(tmp_path):
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
         ("{{ lipsum() }}", "'lipsum' is undefined"),
         ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% nonsense %}", "line 1: Encountered unknown tag 'nonsense'"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "nested too deeply"),
         ("{{ 'a' * 2000000000 }}", "MiB of memory"),

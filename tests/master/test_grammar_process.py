@@ -17,7 +17,9 @@ from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.text import grammar_compiler, grammar_process
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.process_frames import encode_frame, read_content
+from orca_master.text.tokenizer import TextCodec
 from support.grammars import write_model
+from tokenizers import Tokenizer
 
 CONTENT = json.dumps({"kind": "regex", "text": "a"}).encode()
 
@@ -96,3 +98,13 @@ def test_ignored_and_blocked_signals_of_the_parent_change_nothing(tmp_path):
     while (content := read_content(source)) is not None:
         answers.append(json.loads(content))
     assert [list(answer) for answer in answers] == [[], *[["grammar"]] * 3]
+
+
+def test_the_end_tokens_are_the_stop_tokens_of_the_answers(tmp_path):
+    model = write_model(tmp_path, 300)
+    before = TextCodec(model).stop_token_ids
+    other = next(token for token in range(300) if token not in before)
+    text = Tokenizer.from_file(str(model / "tokenizer.json")).id_to_token(other)
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": text}))
+    assert TextCodec(model).stop_token_ids == before | {other}
+    assert set(grammar_process.load_tokenizer(model)[1]) == before | {other}

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.errors import RequestError
+from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.tokenizer import TextCodec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -110,6 +110,21 @@ def test_generation_config_decides_over_config(tmp_path):
     assert TextCodec(tmp_path).stop_token_ids == {5}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert TextCodec(tmp_path).stop_token_ids == {7, 8}
+
+
+def test_the_tokenizers_end_of_sequence_is_a_stop_token_beside_those_of_the_configuration(tmp_path):
+    """A fine-tuned model may name it in tokenizer_config.json alone."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    configuration = tmp_path / "tokenizer_config.json"
+    for eos, expected in (("<end>", {0, 1}), ({"content": "<end>"}, {0, 1}), ("absent", {0}), (None, {0})):
+        configuration.write_text(json.dumps({"eos_token": eos}))
+        assert TextCodec(tmp_path).stop_token_ids == expected
+    configuration.write_text("[]")
+    with pytest.raises(ConfigurationError, match="tokenizer_config"):
+        TextCodec(tmp_path)
 
 
 def test_errors_and_panics_of_the_library_are_request_errors(codec, tmp_path):

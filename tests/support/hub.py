@@ -25,6 +25,8 @@ class Hub:
         self.without_digest: set[str] = set()
         self.sizes: dict[str, int] = {}
         self.token = ""
+        self.signature = ""
+        """If set, large files are redirected to a URL with this query; "refused" is a signature that is refused."""
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -67,9 +69,24 @@ class Hub:
                 sibling["size"] = self.sizes.get(name, sibling["size"])
                 siblings.append(sibling)
             return self.send(handler, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode(), {})
-        if found := re.fullmatch(rf"/{REPOSITORY}/resolve/{COMMIT}/(.+)", path):
-            return self.send_file(handler, found[1], body)
+        if found := re.fullmatch(rf"(/storage|/{REPOSITORY}/resolve/{COMMIT})/(.+)", path):
+            return self.answer_file(handler, found[2], body, is_redirected=found[1] == "/storage")
         return self.refuse(handler, 404, "RepoNotFound")
+
+    def answer_file(self, handler: BaseHTTPRequestHandler, name: str, body: bool, is_redirected: bool) -> None:
+        if is_redirected and self.signature == "refused":
+            self.send(handler, b"", {}, status=403)
+        elif self.signature and name.endswith(".safetensors") and not is_redirected:
+            self.redirect(handler, name)
+        else:
+            self.send_file(handler, name, body)
+
+    def redirect(self, handler: BaseHTTPRequestHandler, name: str) -> None:
+        headers = {
+            "Location": f"{self.url}/storage/{name}?X-Signature={self.signature}", "X-Repo-Commit": COMMIT,
+            "X-Linked-Size": str(len(self.files[name])), "X-Linked-ETag": f'"{self.etag(name)}"',
+        }  # fmt: skip
+        self.send(handler, b"", headers, status=302)
 
     def send_file(self, handler: BaseHTTPRequestHandler, name: str, body: bool) -> None:
         content = self.files[name]

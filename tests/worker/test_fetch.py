@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from orca_worker.fetch_hub import _download_resumed
 from orca_worker.weight_headers import INDEX
-from support.hub import REPOSITORY, Hub
+from support.hub import COMMIT, REPOSITORY, Hub
 from support.served import eventually
 from support.variants import one_short
 
@@ -72,6 +74,14 @@ def test_everything_that_is_needed_once(hub, tmp_path):
     assert len(hub.sent) == before, "what is there is not fetched again"
 
 
+def test_the_template_for_requests_with_tools_is_fetched_into_its_folder(hub, tmp_path):
+    name = "additional_chat_templates/tool_use.jinja"
+    hub.files |= {name: b"{{ tools }}", "additional_chat_templates/rag.jinja": b"other"}
+    assert fetch(hub, tmp_path / "model", "--without-weights")[0] == 0
+    assert (tmp_path / "model" / name).read_bytes() == b"{{ tools }}"
+    assert [path.name for path in (tmp_path / "model" / "additional_chat_templates").iterdir()] == ["tool_use.jinja"]
+
+
 def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, tmp_path):
     """What is read from a folder depends on the names of the files in it."""
     folder = tmp_path / "model"
@@ -81,9 +91,29 @@ def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, t
     hub.files = {name: body for name, body in hub.files.items() if name not in sharded}
     hub.files["model.safetensors"] = b"one file"
     assert fetch(hub, folder, "--without-weights")[0] == 0
-    assert sharded <= present(folder)
+    assert not sharded & present(folder)
     assert fetch(hub, folder)[0] == 0
     assert present(folder) == {*hub.files, "mine.safetensors"} - {"README.md", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize("options", [["--without-weights"], ["--partition", "1/2"]])
+def test_files_that_the_source_removed_are_removed_and_those_of_other_pods_stay(hub, tmp_path, options):
+    """An old chat_template.jinja would be read in place of the new template in tokenizer_config.json."""
+    folder = tmp_path / "model"
+    removed = {"chat_template.jinja", "generation_config.json", "additional_chat_templates/tool_use.jinja"}
+    hub.files |= dict.fromkeys(removed, b"{}")
+    assert fetch(hub, folder)[0] == 0
+    before = {name for name in present(folder) if name.endswith(".safetensors")}
+    (folder / "mine.json").write_bytes(b"not downloaded")
+    for name in removed:
+        del hub.files[name]
+    assert fetch(hub, folder, *options)[0] == 0
+    assert not [name for name in removed if (folder / name).exists()]
+    assert present(folder) == {"config.json", "tokenizer.json", INDEX, "mine.json"} | before
+    assert not removed & json.loads((folder / ".orca-verified.json").read_text()).keys()
+    (folder / "chat_template.jinja").write_bytes(b"of the user")
+    assert fetch(hub, folder, *options)[0] == 0
+    assert (folder / "chat_template.jinja").read_bytes() == b"of the user"
 
 
 def test_a_single_file_is_fetched_in_place_of_the_files_of_an_index(hub, tmp_path):
@@ -91,6 +121,33 @@ def test_a_single_file_is_fetched_in_place_of_the_files_of_an_index(hub, tmp_pat
     hub.files["model.safetensors"] = b"one file"
     assert fetch(hub, tmp_path / "model", "--partition", "1/2")[0] == 0
     assert {name for name in present(tmp_path / "model") if name.endswith(".safetensors")} == {"model.safetensors"}
+
+
+@pytest.mark.parametrize(("signature", "code"), [("secret", 0), ("refused", 1)])
+def test_no_signature_of_a_redirect_is_logged(hub, tmp_path, signature, code):
+    hub.signature = signature
+    folder = tmp_path / "model"
+    done = subprocess.run(
+        command(folder), env=environment_of(hub, folder), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert code or hub.sent, "large files come from the other place"
+    assert "/storage/" in done.stderr or not code
+    assert "X-Signature" not in done.stderr + done.stdout
+
+
+def test_files_above_the_limit_of_huggingface_hub_are_downloaded(hub, tmp_path, monkeypatch):
+    """http_get refuses an expected size above 50 GB, and advises to install a package."""
+    hub.signature = "secret"
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
+    name, path = "model-layer1.safetensors", tmp_path / "large.safetensors"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    url = f"{hub.url}/{REPOSITORY}/resolve/{COMMIT}/{name}"
+    for partial in (b"", hub.files[name][:100], hub.files[name]):
+        (tmp_path / "large.safetensors.incomplete").write_bytes(partial)
+        _download_resumed(url, path)
+        assert path.read_bytes() == hub.files[name]
+    assert [start for _, start in hub.sent] == [0, 100], "a complete file is not requested again"
 
 
 def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):

@@ -21,7 +21,7 @@ from orca_protos.command_line import OneLineParser
 from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
-from orca_worker.fetch_source import FetchError, RemoteFile, Source
+from orca_worker.fetch_source import FetchError, RemoteFile, Source, redact, without_queries
 from orca_worker.model_config import read_model_config
 from orca_worker.weight_headers import INDEX, SINGLE, read_index
 
@@ -30,10 +30,13 @@ logger = logging.getLogger(__name__)
 VERIFIED = ".orca-verified.json"
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
-"""File names that are downloaded: no folders, and no leading dot (files of this program)."""
+"""File names that are downloaded: no folders but that of TOOL_TEMPLATE, and no leading dot (files of this program)."""
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Chat template for requests with tools, where transformers saves it."""
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        TOOL_TEMPLATE,
         INDEX,
     }
 )
@@ -55,7 +58,7 @@ def fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weigh
     except Timeout as error:
         raise FetchError(f"{folder}: another download has held the lock for {LOCK_SECONDS} s") from error
     except OSError as error:
-        raise FetchError(f"{source.uri}: {' '.join(str(error).split())}") from error
+        raise FetchError(f"{source.uri}: {without_queries(' '.join(str(error).split()))}") from error
 
 
 def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weights: bool) -> None:
@@ -63,7 +66,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
     names = []
-    for name in sorted(filter(TEXT.match, files)):
+    for name in sorted(name for name in files if _is_text(name)):
         if (size := files[name].size) > TOKENIZER_BYTES:
             problem = f"{name}: {size} bytes exceed the limit of {TOKENIZER_BYTES} for files beside the weights"
             if name in READ:
@@ -77,22 +80,31 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
         for name in weight_names:
             _download(source, folder, files[name])
         names += weight_names
-        _remove_others(folder, files)
+    _remove_others(folder, files)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:
         logger.warning("files not verified, because the hub publishes no digest: %s", ", ".join(unverifiable))
 
 
-def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
-    """Remove weights, and their index, that an earlier call has downloaded of a revision which had others.
+def _is_text(name: str) -> bool:
+    """Return True for a file to download that holds no weights."""
+    return name == TOOL_TEMPLATE or TEXT.match(name) is not None
 
-    A model is read from whatever is there.
+
+def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
+    """Remove files that an earlier call downloaded and that the source has no longer, and their records.
+
+    A model is read from the files that are present: an old chat_template.jinja would replace a new template elsewhere.
+    Listed weights stay, because other pods may need the files of other partitions.
     """
-    for name in _verified(folder / VERIFIED):
-        if name not in files and (name == INDEX or WEIGHTS.match(name)) and (folder / name).is_file():
-            (folder / name).unlink()
-            logger.info("%s: removed, the source does not have it", name)
+    verified = _verified(folder / VERIFIED)
+    others = {name for name in verified.keys() - files.keys() if _is_text(name) or WEIGHTS.match(name)}
+    for name in sorted(others):
+        (folder / name).unlink(missing_ok=True)
+        logger.info("%s: removed, the source does not have it", name)
+    if others:
+        _record(folder, {name: identity for name, identity in verified.items() if name not in others})
 
 
 def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tuple[int, int] | None) -> list[str]:
@@ -124,17 +136,22 @@ def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tupl
 
 def _download(source: Source, folder: Path, file: RemoteFile) -> None:
     """Download one file, unless a complete copy exists."""
-    record = folder / VERIFIED
-    verified = _verified(record)
+    verified = _verified(folder / VERIFIED)
     path = folder / file.name
     if file.identity is not None and verified.get(file.name) == file.identity and path.is_file():
         return
+    path.parent.mkdir(exist_ok=True)  # TOOL_TEMPLATE has a folder
     source.download(file, path)
     logger.info("%s: %d bytes", file.name, path.stat().st_size)
     if file.identity is not None:
-        partial = record.with_suffix(".tmp")
-        partial.write_text(json.dumps({**verified, file.name: file.identity}))
-        os.replace(partial, record)
+        _record(folder, {**verified, file.name: file.identity})
+
+
+def _record(folder: Path, verified: Mapping[str, Any]) -> None:
+    """Replace the record of complete files (see `_verified`)."""
+    partial = (folder / VERIFIED).with_suffix(".tmp")
+    partial.write_text(json.dumps(verified))
+    os.replace(partial, folder / VERIFIED)
 
 
 def _verified(record: Path) -> dict[str, Any]:
@@ -188,7 +205,10 @@ def main(argv: list[str]) -> int:
             parser.error(f"--partition {arguments.partition!r}: I/P with I below P is expected")
         partition = (int(numbers[1]), int(numbers[2]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):  # huggingface_hub 2 uses the latter; both log URLs with signatures
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("huggingface_hub.file_download", "huggingface_hub.utils._http"):  # they log the URLs of retries
+        logging.getLogger(name).addFilter(redact)
     try:
         source = _source(arguments.uri, arguments.revision)
     except FetchError as error:

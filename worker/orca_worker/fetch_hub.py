@@ -24,7 +24,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
-from orca_worker.fetch_source import FetchError, RemoteFile
+from orca_worker.fetch_source import FetchError, RemoteFile, without_queries
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,14 @@ class Hub:
     def download(self, file: RemoteFile, path: Path) -> None:
         """Download one file, again if its digest is wrong."""
         is_large = self._siblings[file.name].lfs is not None
+        folder = path.parents[file.name.count("/")]
         for attempt in range(1, TRIES + 1):
             with self._errors():
                 if is_large:
                     _download_resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path)
                 else:
                     hf_hub_download(
-                        self._repository, file.name, revision=self._commit, local_dir=path.parent, force_download=True
+                        self._repository, file.name, revision=self._commit, local_dir=folder, force_download=True
                     )
             if file.identity is None or file.identity == (_sha256(path) if is_large else _git_blob(path)):
                 return
@@ -87,8 +88,8 @@ class Hub:
             raise FetchError(f"{self.uri} does not exist, or needs a token: see model.secretRef") from error
         except RevisionNotFoundError as error:
             raise FetchError(f"{self.uri} has no revision {self._revision!r}: see model.revision") from error
-        except HTTPError as error:
-            raise FetchError(f"{self.uri}: {' '.join(str(error).split())}") from error
+        except (HTTPError, ValueError) as error:  # ValueError: http_get's limit of 50 GB, if its first answer breaks
+            raise FetchError(f"{self.uri}: {without_queries(' '.join(str(error).split()))}") from error
 
 
 def _digest(sibling: RepoSibling) -> str | None:
@@ -104,14 +105,17 @@ def _download_resumed(url: str, path: Path) -> None:
         if metadata.size is not None and file.tell() > metadata.size:  # from another revision
             file.truncate(0)
             file.seek(0)  # resume_size, the position, stays else behind the end
-        http_get(
-            metadata.location,
-            file,
-            resume_size=file.tell(),
-            headers=build_hf_headers() if metadata.location == url else {},  # send the token to the hub only
-            expected_size=metadata.size,
-            displayed_filename=path.name,
-        )
+        if metadata.size is None or file.tell() < metadata.size:
+            http_get(  # without expected_size: http_get refuses files of an expected size above 50 GB
+                metadata.location,
+                file,
+                resume_size=file.tell(),
+                headers=build_hf_headers() if metadata.location == url else {},  # send the token to the hub only
+                displayed_filename=path.name,
+            )
+        size = file.tell()
+    if metadata.size is not None and size != metadata.size:
+        raise FetchError(f"{path.name}: {size} bytes instead of {metadata.size}: start again")
     os.replace(partial, path)
 
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+QUERY = re.compile(r"""(https?://[^\s?'"]*)\?[^\s'"]*""")
+
+
+def without_queries(text: str) -> str:
+    """Return a message without the queries of its URLs, which hold the signatures of redirects."""
+    return QUERY.sub(r"\1", text)
+
+
+def redact(record: logging.LogRecord) -> bool:
+    """Filter of a logger that removes the queries of URLs."""
+    record.msg, record.args = without_queries(record.getMessage()), None
+    return True
 
 
 class FetchError(Exception):

@@ -30,8 +30,7 @@ def try_text(folder: Path, chat_template: Path | None) -> None:
     codec = TextCodec(folder)
     template = ChatTemplate(folder, chat_template)
     try:
-        if template.source is not None:
-            Renderer(template.source, template.special_tokens)
+        Renderer(template.sources, template.special_tokens)
         if codec.has_tokenizer:
             for text in PROBES:
                 codec.decode(codec.encode(text))

@@ -62,7 +62,9 @@ class Endpoint:
     def __post_init__(self, store: ResponseStore | None) -> None:
         self.responses = MemoryStore(self.config.stored_responses) if store is None else store
         self._encoder = Encoder(self.codec)
-        self.answers = AnswerFormat.of(self.config.tool_call_parser, self.config.reasoning_parser, self.template.source)
+        self.answers = AnswerFormat.of(
+            self.config.tool_call_parser, self.config.reasoning_parser, self.template.source_with_tools
+        )
         self.models = ServedModels(self.config.model_names, self.config.adapters, self.engine)
         self.generator = Generator(
             self.engine,

@@ -1,8 +1,9 @@
 """`ChatTemplate`: renders messages to a prompt with the model's Jinja template, in a separate process.
 
-Sources of the template, in this order: `--chat-template FILE`, chat_template.jinja of the model directory,
-`chat_template` in its tokenizer_config.json. template_process.py renders; a process that exceeds its limits is killed
-and replaced, and only the request being rendered is refused.
+Sources of the template, in this order: `--chat-template FILE`; chat_template.jinja of the model directory, with
+additional_chat_templates/tool_use.jinja; `chat_template` in its tokenizer_config.json. As in transformers, a template
+named tool_use renders requests with tools. template_process.py renders; a process that exceeds its limits is killed and
+replaced, and only the request being rendered is refused.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import json
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, checked, read_file, read_object
-from pydantic import BaseModel, ConfigDict, Field
+from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, read_file
 
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES
+from orca_master.text.tokenizer_config import SPECIAL_TOKENS, TokenizerConfigFile, read_tokenizer_config
 
 if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose import takes 0.1 s
     from collections.abc import Sequence
@@ -28,9 +29,9 @@ if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose im
     from orca_master.bodies.openai_requests import ChatMessage
     from orca_master.bodies.tools import Tool
 
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
-"""Maximum size of tokenizer_config.json, which lists the added tokens."""
+DEFAULT = "default"
+TOOL_USE = "tool_use"
+"""Names of the templates that are read, of a model with several."""
 MIN_LIMIT = 1 << 20
 """Minimum of the limit of a prompt's characters, which is GROWTH times the size of the request."""
 GROWTH = 4
@@ -50,31 +51,6 @@ RESERVED = frozenset(
 """Names that `chat_template_kwargs` must not set, because they would replace messages or template functions."""
 
 
-class SpecialToken(BaseModel):
-    """A token with properties, of which only the text is read."""
-
-    content: str
-
-
-class NamedTemplate(BaseModel):
-    """One of several templates (an older file format)."""
-
-    name: str
-    template: str
-
-
-class TokenizerConfigFile(BaseModel):
-    """The fields of tokenizer_config.json that are read."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    bos_token: str | SpecialToken | None = None
-    eos_token: str | SpecialToken | None = None
-    pad_token: str | SpecialToken | None = None
-    unk_token: str | SpecialToken | None = None
-    chat_template: str | Annotated[list[NamedTemplate], Field(max_length=64)] | None = None
-
-
 class ChatTemplate:
     """The chat template of a model, if any. Raises ConfigurationError for files that cannot be read.
 
@@ -83,18 +59,19 @@ class ChatTemplate:
 
     def __init__(self, model_path: Path, file: Path | None = None) -> None:
         try:
-            configuration = _tokenizer_config(model_path)
-            self.source = _source(model_path, file, configuration)
+            configuration = read_tokenizer_config(model_path)
+            self.sources = _sources(model_path, file, configuration)
         except FileError as error:
             raise ConfigurationError(str(error)) from error
-        self.special_tokens = {
-            name: value if isinstance(value, str) else value.content
-            for name in SPECIAL_TOKENS
-            if (value := getattr(configuration, name)) is not None
-        }
+        self.special_tokens = configuration.special_tokens
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+
+    @property
+    def source_with_tools(self) -> str | None:
+        """Text of the template that renders requests with tools, None without a template."""
+        return self.sources.get(TOOL_USE, self.sources.get(DEFAULT))
 
     async def render(
         self,
@@ -108,15 +85,16 @@ class ChatTemplate:
         Raises RequestError without a template, or for messages or options that the template refuses;
         QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
         """
-        if self.source is None:
+        name = TOOL_USE if tools and TOOL_USE in self.sources else DEFAULT
+        if name not in self.sources:
             raise RequestError(
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
                 "messages",
             )
-        for name in options:
-            if name in RESERVED or name.startswith("_") or not name.isidentifier():
+        for option in options:
+            if option in RESERVED or option.startswith("_") or not option.isidentifier():
                 raise RequestError(
-                    f"chat_template_kwargs: {name[:80]!a} is reserved or not a valid name",
+                    f"chat_template_kwargs: {option[:80]!a} is reserved or not a valid name",
                     "chat_template_kwargs",
                 )
         variables = {
@@ -127,7 +105,7 @@ class ChatTemplate:
         }
         texts = sum(message.num_characters for message in messages)
         size = texts + len(json.dumps([options, variables["tools"]]))
-        frame = encode_frame({"variables": variables, "limit": max(MIN_LIMIT, GROWTH * size)})
+        frame = encode_frame({"name": name, "variables": variables, "limit": max(MIN_LIMIT, GROWTH * size)})
         if self._num_waiting >= MAX_WAITING:
             waiting = f"{self._num_waiting} requests are waiting for the chat template"
             raise QueueFullError(f"{waiting}, the limit is {MAX_WAITING}")
@@ -161,7 +139,7 @@ class ChatTemplate:
         return text
 
     async def __aenter__(self) -> ChatTemplate:
-        if self.source is not None:
+        if self.sources:
             async with self._turn:
                 await self._started()
         return self
@@ -172,28 +150,30 @@ class ChatTemplate:
         await self._end()
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
-        """Return the answer to one frame; if the process does not answer, kill it and return {}."""
+        """Return the answer to one frame, {"error"} if compiling fails; {} without an answer, then kill the process."""
         try:
-            process = await self._started()
+            first = await self._started()
         except OSError as error:  # a limit of descriptors or processes is reached
             raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
-        answer = None if process is None else await self._ask(process, frame)
+        answer = await self._ask(self._process, frame) if first == {} and self._process is not None else first
         if answer is None:
             await self._end()
         return answer or {}
 
-    async def _started(self) -> asyncio.subprocess.Process | None:
-        """Return the process with the compiled template; None if compiling takes too long or fails."""
+    async def _started(self) -> dict[str, Any] | None:
+        """Start the process unless one runs; return {}, {"error"} if compiling fails, None if compiling is too long."""
         if self._process is not None and self._process.returncode is None:
-            return self._process
+            return {}
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "orca_master.text.template_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        first = encode_frame({"source": self.source, "special_tokens": self.special_tokens})
+        first = encode_frame({"sources": self.sources, "special_tokens": self.special_tokens})
         answer = await self._ask(self._process, first)
-        return self._process if answer == {} else None
+        if answer != {}:  # the next request compiles again, as compiling may have been slow only this time
+            await self._end()
+        return answer
 
     async def _ask(self, process: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any] | None:
         """Return the answer to one frame, None if the process ends or does not answer."""
@@ -233,30 +213,33 @@ def _wire(message: ChatMessage) -> dict[str, Any]:
     return wire
 
 
-def _tokenizer_config(model_path: Path) -> TokenizerConfigFile:
-    name = "tokenizer_config.json"
-    try:
-        return checked(TokenizerConfigFile, read_object(model_path, name, TOKENIZER_CONFIG_BYTES), model_path / name)
-    except MissingFileError:
-        return TokenizerConfigFile()
-
-
-def _source(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> str | None:
-    """Return the template's text; raise FileError or ConfigurationError."""
-    path = model_path / "chat_template.jinja"
+def _sources(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> dict[str, str]:
+    """Return the texts of the templates by name; raise FileError or ConfigurationError."""
     if file is not None:
         try:
             path = file.resolve()  # unlike a model's file, the option's file may be a link to another folder
         except (OSError, RuntimeError) as error:  # RuntimeError: a cycle of symbolic links, before Python 3.13
             raise ConfigurationError(f"--chat-template {file}: {getattr(error, 'strerror', None) or error}") from error
+        try:
+            return {DEFAULT: _text(path)}
+        except MissingFileError as error:
+            raise ConfigurationError(f"--chat-template {error}") from error
+    files = {
+        DEFAULT: model_path / "chat_template.jinja",
+        TOOL_USE: model_path / "additional_chat_templates" / f"{TOOL_USE}.jinja",
+    }
+    sources = {}
+    for name, path in files.items():
+        with contextlib.suppress(MissingFileError):
+            sources[name] = _text(path)
+    if DEFAULT in sources:
+        return sources
+    return {name: text for name, text in configuration.templates.items() if name in files} | sources
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; raise FileError, MissingFileError, or ConfigurationError for other bytes."""
     try:
         return read_file(path.parent, path.name, CONFIG_BYTES).decode()
-    except MissingFileError as error:
-        if file is not None:
-            raise ConfigurationError(f"--chat-template {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
-    templates = configuration.chat_template
-    if isinstance(templates, list):
-        return {entry.name: entry.template for entry in templates}.get("default")
-    return templates

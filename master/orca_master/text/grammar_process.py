@@ -28,6 +28,7 @@ from llguidance._lib import LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 from orca_protos.model_files import CONFIG_BYTES, TOKENIZER_BYTES, MissingFileError, read_file, read_object
 from orca_protos.parent_death import die_with_parent
+from tokenizers import Tokenizer
 
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import GrammarKind
@@ -36,6 +37,7 @@ from orca_master.text.process_frames import encode_frame, read_content
 from orca_master.text.schema_check import misread
 from orca_master.text.schema_errors import locate
 from orca_master.text.tokenizer import stop_token_ids
+from orca_master.text.tokenizer_errors import errors_as
 
 CPU_SECONDS = 0.5
 CHILD_SECONDS = 50
@@ -75,7 +77,9 @@ def load_tokenizer(model_path: Path) -> tuple[LLTokenizer, tuple[int, ...]]:
         raise RequestError("this model has no tokenizer.json, which structured output needs") from error
     size = read_object(model_path, "config.json", CONFIG_BYTES).get("vocab_size")
     vocabulary_size = size if isinstance(size, int) else None
-    tokens = stop_token_ids(model_path)
+    with errors_as(RequestError, "structured output does not support this model's tokenizer: "):
+        plain = Tokenizer.from_str(content)
+    tokens = stop_token_ids(model_path, plain)
     ends = tuple(sorted(token for token in tokens if vocabulary_size is None or token < vocabulary_size))
     if not ends:  # llguidance would take another token for the end
         raise RequestError("this model has no eos_token_id, which structured output needs")

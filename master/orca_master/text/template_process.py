@@ -3,13 +3,13 @@
     python -m orca_master.text.template_process
 
 Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian, and
-JSON. The first frame is {"source", "special_tokens"}, each further frame {"variables", "limit"}, with the limit of the
-text in characters. Answers are {"text"}, {} to the first frame, or {"error"}. A frame that takes more than
-CPU_SECONDS of processor time ends the process (SIGPROF); processor time does not depend on the load of the machine.
-The process ends with its parent, which closes the pipe.
+JSON. The first frame is {"sources", "special_tokens"}, with the templates by name, each further frame
+{"name", "variables", "limit"}, with the limit of the text in characters. Answers are {"text"}, {} to the first frame,
+or {"error"}. A frame that takes more than CPU_SECONDS of processor time ends the process (SIGPROF); processor time does
+not depend on the load of the machine. The process ends with its parent, which closes the pipe.
 
 The environment follows the templates on the Hugging Face hub: trimmed blocks, `raise_exception`, `strftime_now`,
-`tojson`, loop controls, and the tokenizer's special tokens.
+`tojson`, loop controls, blocks of `generation`, and the tokenizer's special tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from typing import Any, BinaryIO
 
 import jinja2
 import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 
 from orca_master.text.process_frames import encode_frame, read_content
 
@@ -36,12 +39,24 @@ NOT_FOR_TEMPLATES = ("lipsum",)
 """Jinja globals that are removed, because exploits use the attributes of such functions."""
 
 
-class Renderer:
-    """One compiled template. Raises jinja2.TemplateSyntaxError."""
+class GenerationBlock(Extension):
+    """`{% generation %}` … `{% endgeneration %}`, which marks the text of the assistant for training: its body."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    tags = {"generation"}  # noqa: RUF012, the type is that of the base class
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return a scope with the statements of the block, as variables set in the block end with the block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class Renderer:
+    """The compiled templates of a model, by name. Raises jinja2.TemplateSyntaxError."""
+
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationBlock]
         )
         for name in NOT_FOR_TEMPLATES:
             del environment.globals[name]
@@ -49,12 +64,12 @@ class Renderer:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._special_tokens = special_tokens
-        self._template = environment.from_string(source)
+        self._templates = {name: environment.from_string(source) for name, source in sources.items()}
 
-    def render(self, variables: dict[str, Any], limit: int) -> str:
-        """Return the text; raise ValueError beyond `limit` characters, and whatever the template raises."""
+    def render(self, name: str, variables: dict[str, Any], limit: int) -> str:
+        """Return a template's text; raise ValueError beyond `limit` characters, and whatever the template raises."""
         parts, length = [], 0
-        for part in self._template.generate(**{**self._special_tokens, **variables}):
+        for part in self._templates[name].generate(**{**self._special_tokens, **variables}):
             length += len(part)
             if length > limit:
                 raise ValueError(f"the text is longer than {limit} characters")
@@ -66,8 +81,8 @@ def answer(renderer: Renderer | None, frame: dict[str, Any]) -> tuple[Renderer |
     """Return the renderer for the next frames, and the answer to this frame."""
     try:
         if renderer is None:
-            return Renderer(frame["source"], frame["special_tokens"]), {}
-        return renderer, {"text": renderer.render(frame["variables"], frame["limit"])}
+            return Renderer(frame["sources"], frame["special_tokens"]), {}
+        return renderer, {"text": renderer.render(frame["name"], frame["variables"], frame["limit"])}
     except jinja2.TemplateSyntaxError as error:
         return renderer, {"error": f"line {error.lineno}: {error.message}"}
     except MemoryError:
@@ -91,8 +106,15 @@ def _limit_processor_time(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+def _to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return the JSON of a value; transformers has these parameters, in this order."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

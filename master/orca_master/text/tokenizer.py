@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
+from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
 MAX_STOP_TOKENS = 64
@@ -72,7 +73,7 @@ class TextCodec:
             pass
         except FileError as error:
             raise ConfigurationError(str(error)) from error
-        self.stop_token_ids = stop_token_ids(model_path)
+        self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -146,8 +147,21 @@ class TextCodec:
         )
 
 
-def stop_token_ids(model_path: Path) -> frozenset[int]:
-    """Return the end-of-sequence ids of generation_config.json, else of config.json, as transformers does."""
+def stop_token_ids(model_path: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Return the end-of-sequence ids of a model; raise ConfigurationError.
+
+    They are those of generation_config.json, else of config.json, as in transformers, and that of the tokenizer's
+    eos_token, as in vLLM: fine-tuned models often change only the latter.
+    """
+    try:
+        text = read_tokenizer_config(model_path).special_tokens.get("eos_token")
+    except FileError as error:
+        raise ConfigurationError(str(error)) from error
+    token = None if tokenizer is None or text is None else tokenizer.token_to_id(text)
+    return _configured_stop_ids(model_path) | (frozenset() if token is None else frozenset([token]))
+
+
+def _configured_stop_ids(model_path: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         try:
             file = checked(GenerationFile, read_object(model_path, name, CONFIG_BYTES), model_path / name)

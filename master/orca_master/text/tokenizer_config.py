@@ -1,0 +1,63 @@
+"""tokenizer_config.json of a model: its special tokens and its chat templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from orca_protos.model_files import CONFIG_BYTES, MissingFileError, checked, read_object
+from pydantic import BaseModel, ConfigDict, Field
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
+"""Maximum size of tokenizer_config.json, which lists the added tokens."""
+
+
+class SpecialToken(BaseModel):
+    """A token with properties, of which only the text is read."""
+
+    content: str
+
+
+class NamedTemplate(BaseModel):
+    """One of several templates (an older file format)."""
+
+    name: str
+    template: str
+
+
+class TokenizerConfigFile(BaseModel):
+    """The fields of tokenizer_config.json that are read."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    bos_token: str | SpecialToken | None = None
+    eos_token: str | SpecialToken | None = None
+    pad_token: str | SpecialToken | None = None
+    unk_token: str | SpecialToken | None = None
+    chat_template: str | Annotated[list[NamedTemplate], Field(max_length=64)] | None = None
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Texts of the special tokens that the file names, by field."""
+        return {
+            name: value if isinstance(value, str) else value.content
+            for name in SPECIAL_TOKENS
+            if (value := getattr(self, name)) is not None
+        }
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """Chat templates by name; a single template is the default."""
+        if isinstance(self.chat_template, list):
+            return {entry.name: entry.template for entry in self.chat_template}
+        return {} if self.chat_template is None else {"default": self.chat_template}
+
+
+def read_tokenizer_config(model_path: Path) -> TokenizerConfigFile:
+    """Return the content of a model's file, without any field if the file is absent; raise FileError."""
+    name = "tokenizer_config.json"
+    try:
+        return checked(TokenizerConfigFile, read_object(model_path, name, TOKENIZER_CONFIG_BYTES), model_path / name)
+    except MissingFileError:
+        return TokenizerConfigFile()
