@@ -18,7 +18,7 @@ import pytest
 import yaml
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, issue, make_authority
+from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, issue, make_authority
 from orca_operator.conditions import find_condition
 from orca_operator.crd import crd
 from orca_operator.effects import Effect, fields_that_are_set
@@ -30,6 +30,7 @@ from support.scenario import Player, Scenario
 
 SPECS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "every_field.yaml").read_text())
 ROLES = (names.MASTER, names.WORKER, names.OPERATOR)
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 PASSES = 4
 """A pass creates the objects, one follows the pods, one the changes that the master was sent; one more at rest."""
 
@@ -87,8 +88,9 @@ async def status_of(spec: dict[str, Any]) -> dict[str, Any]:
     """Return the status once all pods are ready."""
     deployment = {"metadata": {"name": "demo", "namespace": "default"}, "spec": spec}
     player = Player(Scenario(Path(), "", deployment, []))
+    authority = make_authority(CREATED)
     for name in ("mine", *(names.issued("demo", role) for role in ROLES)):
-        player.api.put(certificates(name))
+        player.api.put(certificates(name, authority))
     await player._step({"what": "creation"})
     for _ in range(PASSES - 1):
         await player._step({"what": "start", "pods": {} if spec.get("suspend") else {"all": "Ready"}})
@@ -98,11 +100,9 @@ async def status_of(spec: dict[str, Any]) -> dict[str, Any]:
     return status
 
 
-def certificates(name: str) -> dict[str, Any]:
+def certificates(name: str, authority: KeyPair) -> dict[str, Any]:
     """Return a Secret with a certificate of all roles, as a user or cert-manager creates it."""
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    authority = make_authority(now)
-    pair = issue(authority, [names.dns_name(role, "demo", "default") for role in ROLES], now)
+    pair = issue(authority, [names.dns_name(role, "demo", "default") for role in ROLES], CREATED)
     data = {CERTIFICATE: pair.certificate, KEY: pair.key, AUTHORITIES: authority.certificate}
     encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
     return {"kind": "Secret", "metadata": {"name": name, "namespace": "default"}, "data": encoded}
