@@ -21,7 +21,7 @@ async def run(
     requests: Sequence[TracedRequest],
     url: str,
     model: str,
-    on_end: Callable[[Outcome], None],
+    on_end: Callable[[Outcome], object],
     max_concurrency: int | None = None,
     timeout: float = 600.0,
     headers: dict[str, str] | None = None,

@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from orca_bench.serve import WARM_UP_REQUESTS
+from orca_bench.traces import synthetic
 from support.commands import outcomes
 from support.served import serve
 
@@ -58,10 +60,10 @@ def bench(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def recorded(url: str) -> tuple[list[dict], float]:
-    """Return the requests since the last call, and the server's lag in milliseconds."""
+    """Return the measured requests since the last call, and the server's lag in milliseconds."""
     with urllib.request.urlopen(f"{url}/record", timeout=30) as answer:
         record = json.load(answer)
-        return record["requests"], record["lag"] * 1e3
+        return record["requests"][WARM_UP_REQUESTS:], record["lag"] * 1e3
 
 
 @pytest.mark.exhaustive
@@ -104,6 +106,20 @@ def test_the_same_seed_offers_the_same_requests(stub, tmp_path):
         offered.append((found["input_lens"], found["arrivals"], truth))
         assert sorted(zip(found["input_lens"], found["output_lens"], strict=True)) == truth
     assert offered[0] == offered[1] != offered[2]
+
+
+def test_no_prompt_is_sent_twice(stub):
+    """Neither at another rate nor before the first: a prefix cache would answer the second time."""
+    urllib.request.urlopen(f"{stub}/record", timeout=30).close()
+    bench(stub, "--num-requests", "3", "--request-rate", "100", "200", "--seed", "4", "--no-progress")
+    with urllib.request.urlopen(f"{stub}/record", timeout=30) as answer:
+        sent = json.load(answer)["requests"]
+    assert len(sent) == WARM_UP_REQUESTS + 2 * 3
+    assert len({tuple(entry["prompt"]) for entry in sent}) == len(sent)
+    first, second = ({(entry["input"], entry["output"]) for entry in sent[begin : begin + 3]} for begin in (2, 5))
+    assert first == second
+    expected = {request.prompt for request in synthetic("paper", 3, 4)}
+    assert {tuple(entry["prompt"]) for entry in sent[2:5]} == expected, "the first rate has the seed's own prompts"
 
 
 @pytest.mark.exhaustive
@@ -172,9 +188,9 @@ def test_recorded_traces(stub, tmp_path):
     assert found["request_rate"] == "trace"
     chats = tmp_path / "chats.json"
     turns = [{"from": "human", "value": "Who are you"}, {"from": "gpt", "value": "I am a model of language"}]
-    chats.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[:1]}]))
+    chats.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[:1]}, {"conversations": turns}]))
     bench(stub, "--trace", str(chats), "--no-progress")
-    assert [(entry["input"], entry["output"]) for entry in recorded(stub)[0]] == [(len("Who are you"), 6)]
+    assert [(entry["input"], entry["output"]) for entry in recorded(stub)[0]] == [(len("Who are you"), 6)] * 2
 
 
 @pytest.mark.exhaustive
