@@ -158,13 +158,15 @@ def test_failures_are_counted_by_kind(stub, tmp_path):
 
 
 def test_mistakes_end_with_one_line(stub, tmp_path):
-    bad = tmp_path / "bad.csv"
+    bad, timed = tmp_path / "bad.csv", tmp_path / "timed.csv"
+    timed.write_text("arrival,input,output\n0,3,2\n")
     bad.write_text("a,b\n1,2\n")
     mistakes = {
         "NAME:MILLISECONDS": [stub, "--slo", "ttft"],
         "is not a number above 0": [stub, "--request-rate", "0"],
         "No such file": [stub, "--trace", str(tmp_path / "none.json")],
         "none of the columns": [stub, "--trace", str(bad)],
+        "(with arrivals) ignores --request-rate": [stub, "--trace", str(timed), "--request-rate", "1"],
         "see --model": ["http://127.0.0.1:9"],
     }
     found = outcomes([["bench", "serve", *arguments] for arguments in mistakes.values()])
