@@ -57,7 +57,8 @@ def main() -> None:
 
         def run(partitions: int, trace: list[TracedRequest]) -> tuple[float, list[dict[str, Any]]]:
             begin = time.monotonic()
-            figures = measure(urls[partitions], model.name, with_arrivals(trace, float("inf"), 1.0, 0))
+            at_once = with_arrivals(trace, float("inf"), 1.0, 0)
+            figures = measure(f"{partitions} partitions", urls[partitions], model.name, at_once)
             lines = [json.loads(text) for text in logs[partitions].read_text().splitlines()]
             return float(figures["output_throughput"]), [one for one in lines if one["stages"][0][0] > begin]
 

@@ -32,7 +32,7 @@ COMPARED = ("request_throughput", "median_normalized_latency_ms")
 
 def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
     """Calibrate, predict and measure; print and return a row for each held-out load."""
-    slots, size = 32 * 640, 16
+    name, slots, size = f"{partitions} partitions", 32 * 640, 16
     rows = []
     log = path.parent / f"iterations-{partitions}.jsonl"
     options = ["--dtype", arguments.dtype, "-pp", str(partitions), "--max-batch-size", str(size), "--no-lookahead"]
@@ -42,13 +42,13 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
         def requests(seed: int) -> list[TracedRequest]:
             return shortened(synthetic("paper", arguments.requests, seed), arguments.scale)
 
-        measure(url, path.name, with_arrivals(requests(0)[:4], float("inf"), 1.0, 0))  # warm-up
-        peak = measure(url, path.name, with_arrivals(requests(1), float("inf"), 1.0, 1))["request_throughput"]
+        measure(name, url, path.name, with_arrivals(requests(0)[:4], float("inf"), 1.0, 0))  # warm-up
+        peak = measure(name, url, path.name, with_arrivals(requests(1), float("inf"), 1.0, 1))["request_throughput"]
 
         def learn() -> list[str]:
             known = len(log.read_text().splitlines())
             for rate in (float("inf"), CALIBRATION_LOAD * peak):
-                measure(url, path.name, with_arrivals(requests(1), rate, 1.0, 1))
+                measure(name, url, path.name, with_arrivals(requests(1), rate, 1.0, 1))
             return log.read_text().splitlines()[known:]
 
         learned: list[str] = []
@@ -57,7 +57,7 @@ def check(path: Path, partitions: int, arguments: Any) -> list[dict[str, Any]]:
         for _ in range(arguments.rounds):
             for load, trace in traces.items():
                 learned += learn()
-                measured[load].append(measure(url, path.name, trace))
+                measured[load].append(measure(name, url, path.name, trace))
         selected = path.parent / f"learned-{partitions}.jsonl"
         selected.write_text("\n".join(learned))
         cost = calibrate(selected)

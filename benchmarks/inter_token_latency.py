@@ -53,10 +53,7 @@ def main() -> None:
         os.sched_setaffinity(0, cores[:1])
 
         def run(setting: str, rate: float) -> dict[str, float]:
-            figures = measure(urls[setting], model.name, with_arrivals(requests, rate, 1.0, 0))
-            if figures["failed"]:
-                raise SystemExit(f"{setting}: {figures['failed']} requests failed")
-            return figures
+            return measure(setting, urls[setting], model.name, with_arrivals(requests, rate, 1.0, 0))
 
         peaks: dict[str, list[float]] = {setting: [] for setting in settings}
         for _ in range(arguments.rounds + 1):

@@ -57,8 +57,8 @@ def main() -> None:
             firsts.append(seconds(with_cache, prefix + random_tokens(source, OWN)))
             laters.append(statistics.median(seconds(with_cache, prefix + random_tokens(source, OWN)) for _ in range(3)))
             requests = shared_prefixes(arguments.requests, number, arguments.prefix // 4)
-            rates.append(measure(with_cache, model.name, requests)["output_throughput"])
-            plain.append(measure(without, model.name, requests)["output_throughput"])
+            rates.append(measure("with the cache", with_cache, model.name, requests)["output_throughput"])
+            plain.append(measure("without the cache", without, model.name, requests)["output_throughput"])
         print(
             f"first token: {1000 * statistics.median(firsts):.0f} ms, later {1000 * statistics.median(laters):.0f} ms: "
             f"{ratio(laters, firsts)}"

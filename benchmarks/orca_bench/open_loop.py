@@ -21,7 +21,7 @@ async def run(
     requests: Sequence[TracedRequest],
     url: str,
     model: str,
-    on_end: Callable[[Outcome], None],
+    on_end: Callable[[Outcome], object],
     max_concurrency: int | None = None,
     timeout: float = 600.0,
     headers: dict[str, str] | None = None,
@@ -50,7 +50,14 @@ async def run(
         return list(await asyncio.gather(*(one(request) for request in requests)))
 
 
-def measure(url: str, model: str, trace: Sequence[TracedRequest]) -> dict[str, Any]:
-    """Send a trace to the server at `url` and return the figures of the report."""
+def measure(name: str, url: str, model: str, trace: Sequence[TracedRequest]) -> dict[str, Any]:
+    """Send a trace to the server at `url` and return the figures of the report.
+
+    Raises RuntimeError, with `name` of the server, if a request fails: figures are compared for equal work only.
+    """
     outcomes = asyncio.run(run(trace, f"{url}/v1/completions", model, lambda _: None))
-    return report(outcomes, {})
+    figures = report(outcomes, {})
+    if figures["failed"]:
+        first = figures["first_errors"][0]
+        raise RuntimeError(f"{name}: {figures['failed']} of {len(outcomes)} requests failed: {first}")
+    return figures

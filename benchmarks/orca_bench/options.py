@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from orca_bench.traces import TracedRequest, recorded, synthetic
 
 SYNTHETIC = ("paper", "homogeneous")
+IGNORED_WITH_ARRIVALS = ("request_rate", "burstiness")
+"""Options without effect on a trace that contains arrivals."""
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +36,20 @@ def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], b
         lengths = (arguments.input_len, arguments.output_len)
         return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
     return recorded(Path(arguments.trace), arguments.num_requests, arguments.seed)
+
+
+def options_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+    """Return the names (`dest`) of the arguments that a valid command line has, those with default values included."""
+    unset = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(argv))))  # argparse sets no default over a None
+    return frozenset(name for name, value in vars(parser.parse_args(argv, unset)).items() if value is not None)
+
+
+def refuse_ignored(parser: argparse.ArgumentParser, argv: Sequence[str], cause: str, ignored: Sequence[str]) -> None:
+    """End the command with exit code 2 if its line has options (names in `ignored`) that `cause` ignores."""
+    given = options_given(parser, argv)
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored if name in given)
+    if names:
+        parser.error(f"{cause} ignores {names}: leave out one or the other")
 
 
 def positive(text: str) -> int:

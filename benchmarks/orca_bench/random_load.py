@@ -101,14 +101,23 @@ async def arrivals(rate: float, seconds: float, drawn: random.Random) -> AsyncIt
 
 
 async def capacity(url: str, seed: int) -> float:
-    """Return the requests per second that end while CLIENTS clients ask one after another; raise RuntimeError."""
+    """Return the requests per second that are completed while CLIENTS clients ask one after another.
+
+    Raises RuntimeError if a request fails or is refused.
+    """
     drawn = random.Random(seed)
     begin = time.monotonic()
     asked: list[Asked] = []
 
     async def client(session: aiohttp.ClientSession) -> None:
         while time.monotonic() < begin + CAPACITY_SECONDS:
-            asked.append(checked(await ask(session, drawn)))
+            entry = checked(await ask(session, drawn))
+            if entry.retry_after:  # refusals are fast: counted as requests, they would exceed the capacity many times
+                raise RuntimeError(
+                    f"the server refused one of {CLIENTS} concurrent requests (429), so its capacity is unknown: see "
+                    "--max-queue-depth and --max-expected-wait"
+                )
+            asked.append(entry)
 
     async with clients(url) as session:
         await asyncio.gather(*(client(session) for _ in range(CLIENTS)))

@@ -1,6 +1,7 @@
 """`orca bench serve URL`: open-loop load on an OpenAI-compatible server, one run per request rate.
 
-Order of events: options → model name from `/v1/models` → for each rate: create requests from the seed, send, report.
+Order of events: options → model name from `/v1/models` → warm-up → for each rate: create requests from the seed, send,
+report.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -20,10 +22,21 @@ from tqdm import tqdm
 from orca_bench.circumstances import circumstances
 from orca_bench.client import Outcome
 from orca_bench.open_loop import run
-from orca_bench.options import add_trace_options, output_file, positive, rate, read_requests
+from orca_bench.options import (
+    IGNORED_WITH_ARRIVALS,
+    add_trace_options,
+    output_file,
+    positive,
+    rate,
+    read_requests,
+    refuse_ignored,
+)
 from orca_bench.plot import plot_curves
 from orca_bench.report import parse_slo, report, table
-from orca_bench.traces import TracedRequest, TraceError, with_arrivals
+from orca_bench.traces import TracedRequest, TraceError, with_arrivals, with_new_prompts
+
+WARM_UP_REQUESTS = 2
+"""Unmeasured requests before the first rate."""
 
 
 def main(argv: list[str]) -> int:
@@ -35,6 +48,8 @@ def main(argv: list[str]) -> int:
         requests, own_arrivals = read_requests(arguments)
     except (TraceError, ValueError) as error:
         parser.error(str(error))
+    if own_arrivals:
+        refuse_ignored(parser, argv, f"--trace {arguments.trace} (with arrivals)", IGNORED_WITH_ARRIVALS)
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = arguments.url.rstrip("/").removesuffix("/v1")
@@ -42,11 +57,14 @@ def main(argv: list[str]) -> int:
         model = arguments.model or asyncio.run(_model(url, headers))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, IndexError) as error:
         parser.error(f"{url}/v1/models does not name a model ({type(error).__name__}: {error}): see --model")
+    warm_up = with_new_prompts(requests[:WARM_UP_REQUESTS], arguments.seed, "warm-up")
+    _send(with_arrivals(warm_up, float("inf"), 1.0, arguments.seed), url, model, headers, arguments, lambda _: None)
     runs = []
-    for offered in [None] if own_arrivals else arguments.request_rate:
-        timed = requests
+    for index, offered in enumerate([None] if own_arrivals else arguments.request_rate):
+        # Equal prompts at a later rate would measure the server's prefix cache.
+        timed = with_new_prompts(requests, arguments.seed, f"rate {index}") if index else requests
         if offered is not None:
-            timed = with_arrivals(requests, offered, arguments.burstiness, arguments.seed)
+            timed = with_arrivals(timed, offered, arguments.burstiness, arguments.seed)
         outcomes = _load(timed, url, model, headers, arguments)
         figures = {"request_rate": offered or "trace", **report(outcomes, slo)}
         runs.append({**figures, **_lists(outcomes)})
@@ -57,7 +75,9 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> OneLineParser:
     parser = OneLineParser(
-        prog="orca bench serve", description="Sends load to an OpenAI-compatible server and measures its latencies."
+        prog="orca bench serve",
+        description="Sends load to an OpenAI-compatible server and measures its latencies. "
+        f"{WARM_UP_REQUESTS} unmeasured requests come first, and each request rate has its own prompts.",
     )
     parser.add_argument("url", help="base URL, such as http://127.0.0.1:8000")
     parser.add_argument("--model", help="name of the model (the server's first)")
@@ -97,17 +117,19 @@ def _load(
     requests: list[TracedRequest], url: str, model: str, headers: dict[str, str], arguments: argparse.Namespace
 ) -> list[Outcome]:
     with tqdm(total=len(requests), unit="request", disable=arguments.no_progress, file=sys.stderr) as bar:
-        return asyncio.run(
-            run(
-                requests,
-                f"{url}/v1/completions",
-                model,
-                lambda _: bar.update(),
-                arguments.max_concurrency,
-                float(arguments.timeout),
-                headers,
-            )
-        )
+        return _send(requests, url, model, headers, arguments, lambda _: bar.update())
+
+
+def _send(
+    requests: list[TracedRequest],
+    url: str,
+    model: str,
+    headers: dict[str, str],
+    arguments: argparse.Namespace,
+    on_end: Callable[[Outcome], object],
+) -> list[Outcome]:
+    target, timeout = f"{url}/v1/completions", float(arguments.timeout)
+    return asyncio.run(run(requests, target, model, on_end, arguments.max_concurrency, timeout, headers))
 
 
 def _lists(outcomes: list[Outcome]) -> dict[str, Any]:

@@ -18,21 +18,45 @@ from orca_bench.baselines.request_level import RequestLevel, RequestLevelSetup
 from orca_bench.calibration import CalibrationError, calibrate
 from orca_bench.circumstances import circumstances
 from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Roofline, Shape
-from orca_bench.options import add_trace_options, output_file, positive, rate, read_requests
+from orca_bench.options import (
+    IGNORED_WITH_ARRIVALS,
+    add_trace_options,
+    output_file,
+    positive,
+    rate,
+    read_requests,
+    refuse_ignored,
+)
 from orca_bench.outcome import Run, figures
 from orca_bench.plot import plot_curves
 from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Scheduling
 from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals
 
+IGNORED_BY_BASELINE = ("replicas", "token_budget", "admission", "no_balanced_batches")
+IGNORED_WITH_CALIBRATION = (
+    "model",
+    "num_layers",
+    "hidden_size",
+    "hardware",
+    "pipeline_parallel_size",
+    "tensor_parallel_size",
+)
+
 
 def main(argv: list[str]) -> int:
     """Run `orca simulate`: exit code 0, 2 for invalid options or input."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if arguments.request_level:
+        refuse_ignored(parser, argv, "--request-level", IGNORED_BY_BASELINE)
+    if arguments.calibration is not None:
+        refuse_ignored(parser, argv, "--calibration", IGNORED_WITH_CALIBRATION)
     try:
         partitions, ranks, cost, slots = _system(arguments)
         requests, own_arrivals = read_requests(arguments)
+        if own_arrivals:
+            refuse_ignored(parser, argv, f"--trace {arguments.trace} (with arrivals)", IGNORED_WITH_ARRIVALS)
         rates = [None] if own_arrivals else arguments.request_rate
         results = []
         total = len(requests) * len(rates) * len(arguments.max_batch_size)
@@ -50,7 +74,12 @@ def main(argv: list[str]) -> int:
                     results.append({"max_batch_size": size, "request_rate": offered, **result})
     except (TraceError, MisfitError, CalibrationError) as error:
         parser.error(str(error))
-    _show(results, f"{partitions} x {ranks} x {arguments.replicas} on {arguments.hardware}, {slots} slots")
+    parallel = f"{partitions} x {ranks} x {arguments.replicas}"
+    if arguments.calibration is not None:
+        title = source = f"calibrated from {arguments.calibration}"
+    else:
+        title, source = f"on {arguments.hardware}", f"{arguments.model} on {arguments.hardware}"
+    _show(results, f"{parallel} {title}, {slots} slots")
     if arguments.output is not None:
         shared = {**circumstances(arguments.seed), "slots": slots}
         arguments.output.write_text(json.dumps([shared | result for result in results], indent=1))
@@ -59,7 +88,7 @@ def main(argv: list[str]) -> int:
             f"max_bs {size}": [result for result in results if result["max_batch_size"] == size]
             for size in arguments.max_batch_size
         }
-        plot_curves(curves, f"{arguments.model} on {arguments.hardware}, simulated", arguments.plot)
+        plot_curves(curves, f"{source}, simulated", arguments.plot)
     return 0
 
 

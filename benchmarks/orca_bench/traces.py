@@ -68,6 +68,24 @@ def shared_prefixes(count: int, seed: int, prefix_length: int) -> list[TracedReq
     return requests
 
 
+def with_new_prompts(requests: Sequence[TracedRequest], seed: int, use: str) -> list[TracedRequest]:
+    """Return the requests with other prompts of the same lengths, so that a server's prefix cache has none of them.
+
+    Token ids are random, from `seed` and `use`, a name of the requests' use; `use` is put in front of a text, which is
+    some tokens longer then.
+    """
+    source = random.Random(f"{use} {seed}")
+    return [
+        replace(
+            request,
+            prompt=f"{use}: {request.prompt}"
+            if isinstance(request.prompt, str)
+            else tuple(random_tokens(source, request.input_length)),
+        )
+        for request in requests
+    ]
+
+
 def shortened(requests: Sequence[TracedRequest], scale: float) -> list[TracedRequest]:
     """Return the requests with input and output lengths scaled by `scale`, at least one token each."""
     scaled = []

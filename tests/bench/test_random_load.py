@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from types import MappingProxyType
+from itertools import count
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from aiohttp import web
-from orca_bench.random_load import Asked, arrivals, ask, checked, clients
+from orca_bench import random_load
+from orca_bench.random_load import Asked, arrivals, ask, capacity, checked, clients
 
 TOKEN = b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -97,10 +99,26 @@ def test_a_refusal_that_does_not_say_when_to_try_again_is_a_failure(headers):
     assert (asked.retry_after, asked.error) == (0, "HTTP 429: full")
 
 
+def test_a_capacity_needs_a_server_that_refuses_no_request(monkeypatch):
+    """Each look at the clock is 50 ms after the last; a request looks at it twice, so that 10 end in a second."""
+    clock = count(step=0.05)
+    monkeypatch.setattr(random_load, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    async def answered(retry_after: int) -> Asked:
+        await asyncio.sleep(0)
+        return Asked(0.0, ended=next(clock), retry_after=retry_after)
+
+    monkeypatch.setattr(random_load, "ask", lambda session, drawn: answered(0))
+    assert asyncio.run(capacity("http://127.0.0.1:9", 0)) == pytest.approx(10, rel=0.1)
+    monkeypatch.setattr(random_load, "ask", lambda session, drawn: answered(7))
+    with pytest.raises(RuntimeError, match="refused one of 64 concurrent requests"):
+        asyncio.run(capacity("http://127.0.0.1:9", 0))
+
+
 def test_arrivals_are_as_many_as_the_rate_says_and_the_seed_repeats_them():
-    async def count(seed: int) -> int:
+    async def number(seed: int) -> int:
         return len([None async for _ in arrivals(20_000.0, 0.05, random.Random(seed))])
 
-    counts = [asyncio.run(count(seed)) for seed in (1, 1, 2)]
+    counts = [asyncio.run(number(seed)) for seed in (1, 1, 2)]
     assert counts[0] == counts[1] != counts[2]
     assert all(800 < number < 1200 for number in counts)

@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from orca_bench.serve import WARM_UP_REQUESTS
+from orca_bench.traces import synthetic
 from support.commands import outcomes
 from support.served import serve
 
@@ -58,10 +60,10 @@ def bench(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def recorded(url: str) -> tuple[list[dict], float]:
-    """Return the requests since the last call, and the server's lag in milliseconds."""
+    """Return the measured requests since the last call, and the server's lag in milliseconds."""
     with urllib.request.urlopen(f"{url}/record", timeout=30) as answer:
         record = json.load(answer)
-        return record["requests"], record["lag"] * 1e3
+        return record["requests"][WARM_UP_REQUESTS:], record["lag"] * 1e3
 
 
 @pytest.mark.exhaustive
@@ -106,6 +108,20 @@ def test_the_same_seed_offers_the_same_requests(stub, tmp_path):
     assert offered[0] == offered[1] != offered[2]
 
 
+def test_no_prompt_is_sent_twice(stub):
+    """Neither at another rate nor before the first: a prefix cache would answer the second time."""
+    urllib.request.urlopen(f"{stub}/record", timeout=30).close()
+    bench(stub, "--num-requests", "3", "--request-rate", "100", "200", "--seed", "4", "--no-progress")
+    with urllib.request.urlopen(f"{stub}/record", timeout=30) as answer:
+        sent = json.load(answer)["requests"]
+    assert len(sent) == WARM_UP_REQUESTS + 2 * 3
+    assert len({tuple(entry["prompt"]) for entry in sent}) == len(sent)
+    first, second = ({(entry["input"], entry["output"]) for entry in sent[begin : begin + 3]} for begin in (2, 5))
+    assert first == second
+    expected = {request.prompt for request in synthetic("paper", 3, 4)}
+    assert {tuple(entry["prompt"]) for entry in sent[2:5]} == expected, "the first rate has the seed's own prompts"
+
+
 @pytest.mark.exhaustive
 def test_a_sweep_its_curve_and_vllms_keys(stub, tmp_path):
     path, curve = tmp_path / "out.json", tmp_path / "curve.svg"
@@ -142,13 +158,15 @@ def test_failures_are_counted_by_kind(stub, tmp_path):
 
 
 def test_mistakes_end_with_one_line(stub, tmp_path):
-    bad = tmp_path / "bad.csv"
+    bad, timed = tmp_path / "bad.csv", tmp_path / "timed.csv"
+    timed.write_text("arrival,input,output\n0,3,2\n")
     bad.write_text("a,b\n1,2\n")
     mistakes = {
         "NAME:MILLISECONDS": [stub, "--slo", "ttft"],
         "is not a number above 0": [stub, "--request-rate", "0"],
         "No such file": [stub, "--trace", str(tmp_path / "none.json")],
         "none of the columns": [stub, "--trace", str(bad)],
+        "(with arrivals) ignores --request-rate": [stub, "--trace", str(timed), "--request-rate", "1"],
         "see --model": ["http://127.0.0.1:9"],
     }
     found = outcomes([["bench", "serve", *arguments] for arguments in mistakes.values()])
@@ -172,9 +190,9 @@ def test_recorded_traces(stub, tmp_path):
     assert found["request_rate"] == "trace"
     chats = tmp_path / "chats.json"
     turns = [{"from": "human", "value": "Who are you"}, {"from": "gpt", "value": "I am a model of language"}]
-    chats.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[:1]}]))
+    chats.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[:1]}, {"conversations": turns}]))
     bench(stub, "--trace", str(chats), "--no-progress")
-    assert [(entry["input"], entry["output"]) for entry in recorded(stub)[0]] == [(len("Who are you"), 6)]
+    assert [(entry["input"], entry["output"]) for entry in recorded(stub)[0]] == [(len("Who are you"), 6)] * 2
 
 
 @pytest.mark.exhaustive

@@ -142,7 +142,7 @@ def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
     system = ["--calibration", str(tmp_path / "log.jsonl"), "--kv-slots", "65536"]
     assert main(["--num-requests", "20", *system]) == 0
     assert main(["--num-requests", "20", *system, "--request-level", "8"]) == 0
-    assert "65536 slots" in capsys.readouterr().out
+    assert f"2 x 1 x 1 calibrated from {tmp_path}/log.jsonl, 65536 slots" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,15 @@ def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
         (["--model", "2b"], "invalid choice"),
         (["--trace", "/nowhere.csv"], "No such file"),
         (["--max-batch-size", "0"], "is not a whole number"),
+        (
+            ["--request-level", "8", "--replicas", "1", "--token-budget", "64", "--no-balanced-batches"],
+            "--request-level ignores --replicas, --token-budget, --no-balanced-batches: leave out one or the other",
+        ),
+        (["--request-level", "8", "--admission", "paged"], "--request-level ignores --admission"),
+        (
+            ["--calibration", "pyproject.toml", "--kv-slots", "64", "--model", "175b", "-pp", "2", "-tp", "1"],
+            "--calibration ignores --model, --pipeline-parallel-size, --tensor-parallel-size: leave out",
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(options, words, capsys):
@@ -164,3 +173,14 @@ def test_mistakes_end_with_one_line(options, words, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", [["--request-rate", "1"], ["--burstiness", "1"]])
+def test_a_trace_with_arrivals_takes_no_rate(tmp_path, capsys, options):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival,input,output\n0,3,2\n1,5,4\n")
+    assert main(["--trace", str(trace)]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["--trace", str(trace), *options])
+    assert ended.value.code == 2
+    assert f"--trace {trace} (with arrivals) ignores {options[0]}: leave out" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orca_bench.client import Outcome
 from orca_bench.report import parse_slo, percentile, report
-from orca_bench.traces import TracedRequest, synthetic, with_arrivals
+from orca_bench.traces import TracedRequest, synthetic, with_arrivals, with_new_prompts
 
 
 def test_the_papers_trace():
@@ -37,6 +38,17 @@ def test_burstiness_keeps_the_rate(burstiness, seed):
 
 def test_all_at_once():
     assert {r.arrival for r in with_arrivals(synthetic("paper", 9, 0), float("inf"), 1.0, 0)} == {0.0}
+
+
+def test_new_prompts_have_the_same_lengths():
+    requests = [*synthetic("paper", 5, 0), TracedRequest(0.0, "Who are you", 3, 2)]
+    first, second = (with_new_prompts(requests, 0, use) for use in ("rate 1", "rate 2"))
+    assert first == with_new_prompts(requests, 0, "rate 1") != with_new_prompts(requests, 1, "rate 1")
+    assert first[-1].prompt == "rate 1: Who are you"
+    assert len({entry.prompt for entry in (*requests, *first, *second)}) == 3 * len(requests)
+    for old, new in zip(requests, first, strict=True):
+        assert replace(new, prompt=old.prompt) == old
+        assert isinstance(new.prompt, str) or len(new.prompt) == new.input_length
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=50))

@@ -55,7 +55,8 @@ def make_app(first: float, gap: float) -> web.Application:
             choice = {"index": 0, "text": "x", "finish_reason": "length" if last else None}
             sent.append(time.perf_counter())
             await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-        record.append({"arrived": arrived, "sent": sent, "input": len(body["prompt"]), "output": count})
+        record.append({"arrived": arrived, "sent": sent, "input": len(body["prompt"]), "output": count,
+                       "prompt": body["prompt"]})  # fmt: skip
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
         await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
         return response
