@@ -196,14 +196,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one output per prompt (text or token ids), in order; raise RequestError.
 
-        `sampling` applies to all prompts, or is a sequence with one entry per prompt. `model`: name of the adapter for
+        `sampling` applies to all prompts, or is a sequence with one entry per prompt; by default, the parameters of the
+        model's generation_config.json apply. `model`: name of the adapter for
         all prompts, or of the model's folder; None: the model.
         """
         names = self._endpoint.models.numbers(None)
         if model is not None and model not in names:
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
         prompt_list: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
-        given = sampling or SamplingParams()
+        given = sampling or SamplingParams(**self._endpoint.codec.sampling_defaults)
         parameters = [given] * len(prompt_list) if isinstance(given, SamplingParams) else list(given)
         if len(parameters) != len(prompt_list):
             raise RequestError(f"sampling: {len(parameters)} for {len(prompt_list)} prompts", "sampling")

@@ -65,6 +65,7 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                     if checked is None:
                         return Response(status_code=CLIENT_CLOSED_REQUEST)
                     body.clear()
+                checked = endpoint.with_defaults(checked)
                 answer = await self.endpoint(checked, *((request,) if wants_request else ()))
                 return answer if isinstance(answer, Response) else JSONResponse(jsonable_encoder(answer))
 

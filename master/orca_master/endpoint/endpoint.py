@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import time
 from dataclasses import InitVar, dataclass, field
+from typing import TypeVar
 
 from fastapi import Request
 
 from orca_master.batches.service import Batches
+from orca_master.bodies.body import Body
 from orca_master.bodies.body_checker import BodyChecker
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
@@ -31,6 +33,8 @@ from orca_master.errors import EngineUnavailableError
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.encoder import Encoder
 from orca_master.text.tokenizer import TextCodec
+
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 @dataclass(slots=True)
@@ -92,6 +96,12 @@ class Endpoint:
         if reason := self.engine.status.unavailable:
             raise EngineUnavailableError(reason)
         self.models.number_of(model, owner)
+
+    def with_defaults(self, body: AnyBody) -> AnyBody:
+        """Return `body` with the model's sampling parameters in place of those that the client has not set."""
+        fields = type(body).model_fields.keys() - body.model_fields_set
+        values = {name: value for name, value in self.codec.sampling_defaults.items() if name in fields}
+        return body.model_copy(update=values) if values else body
 
     def check_wait(self) -> None:
         """Raise QueueFullError if the engine would refuse any new request because of its expected wait."""

@@ -47,7 +47,7 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Generate the assistant's next message."""
         _check_thinking(endpoint, body)
-        chat = chat_request(body)
+        chat = endpoint.with_defaults(chat_request(body))
         prompt = await chat_prompt(endpoint, chat, owner_of(request))
         # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
         max_tokens = min(body.max_tokens, room_after(endpoint, prompt))

@@ -48,7 +48,7 @@ def add_responses(app: FastAPI, endpoint: Endpoint) -> None:
         """Generate the next items of a conversation."""
         owner = owner_of(request)
         earlier = await _earlier_items(endpoint, body, owner)
-        chat = chat_request(body, earlier, endpoint.lengths)
+        chat = endpoint.with_defaults(chat_request(body, earlier, endpoint.lengths))
         with response_fields():
             generation = await chat_generation(endpoint, chat, request, "resp_")
             answer = _answer(endpoint, body, chat, generation)

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
+from orca_master.text.sampling_defaults import sampling_defaults
 from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
@@ -58,7 +59,7 @@ class GenerationFile(BaseModel):
 
 
 class TextCodec:
-    """Tokenizer and stop tokens of one model directory; raises ConfigurationError for an invalid file."""
+    """Tokenizer, stop tokens and sampling defaults of one model directory; raises ConfigurationError."""
 
     def __init__(self, model_path: Path) -> None:
         self._tokenizer: Tokenizer | None = None
@@ -73,6 +74,8 @@ class TextCodec:
             pass
         except FileError as error:
             raise ConfigurationError(str(error)) from error
+        self.sampling_defaults = sampling_defaults(model_path)
+        """Values of fields that a request does not set."""
         self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
 
     @property
