@@ -33,7 +33,7 @@ from orca_bench.rounds import ratio
 from orca_master.errors import RequestError
 from orca_master.llm import LLM, SamplingParams
 from orca_master.scheduling.constraint import Grammar, GrammarKind
-from orca_master.text.compiled_grammar import CompiledGrammar
+from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, load_tokenizer, translate
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
@@ -63,7 +63,7 @@ def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]
 
     rng, (tokenizer, ends) = random.Random(seed), load_tokenizer(model)
     grammar = translate(tokenizer, GrammarKind.JSON, json.dumps(SCHEMA))
-    matcher = TokenMatcher(CompiledGrammar(partial(compiled, tokenizer, grammar)), ends)
+    matcher = TokenMatcher(CompiledGrammar(partial(compiled, tokenizer, grammar), OwnStates()), ends)
     maker = MaskMaker(tokenizer.vocab_size)
     masks = tokens = 0.0
     for _ in range(num_tokens):

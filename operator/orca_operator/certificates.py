@@ -223,6 +223,7 @@ def issuer_problem(chain: bytes, bundle: bytes, now: datetime) -> str:
     either is no PEM.
     """
     current, *unused = x509.load_pem_x509_certificates(chain)
+    num_below = 0
     roots = x509.load_pem_x509_certificates(bundle)
     while True:
         trusted = [root for root in roots if _issued(current, root)]
@@ -232,9 +233,25 @@ def issuer_problem(chain: bytes, bundle: bytes, now: datetime) -> str:
         current = min(issuers, key=lambda issuer: bool(_date_problem(issuer, now)))
         if outdated := _date_problem(current, now):
             return f"the authority {current.subject.rfc4514_string()} of {CERTIFICATE} {outdated}"
+        if unfit := _constraint_problem(current, num_below):
+            return f"the authority {current.subject.rfc4514_string()} of {CERTIFICATE} {unfit}"
         if trusted:
             return ""
         unused.remove(current)
+        num_below += 1
+
+
+def _constraint_problem(authority: x509.Certificate, num_below: int) -> str:
+    """Return why a certificate may not issue one that has `num_below` intermediate authorities, "" if it may."""
+    try:
+        constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        return "has no basic constraints, which make it an authority"
+    if not constraints.ca:
+        return "is no authority by its basic constraints"
+    if constraints.path_length is not None and num_below > constraints.path_length:
+        return f"allows {constraints.path_length} intermediate authorities below it, and there are {num_below}"
+    return ""
 
 
 def _date_problem(certificate: x509.Certificate, now: datetime) -> str:

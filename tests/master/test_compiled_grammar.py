@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 from orca_master.scheduling.constraint import GrammarKind
-from orca_master.text.compiled_grammar import CompiledGrammar
+from orca_master.text.compiled_grammar import MAX_OWN, CompiledGrammar, OwnStates
 from orca_master.text.grammar_process import compiled
 from support.grammars import grammar, ll_tokenizer, tokens_of
 
 TOKENIZER = ll_tokenizer(300)
+
+
+class Answer:
+    """An answer, of which only the life matters."""
 
 
 def test_a_copy_leaves_the_others_as_they_are():
@@ -19,16 +24,27 @@ def test_a_copy_leaves_the_others_as_they_are():
     assert (first.is_stopped(), second.is_stopped(), made.matcher().is_stopped()) == (True, False, False)
 
 
-def test_states_are_renewed_once_for_all_answers_that_used_the_same():
-    made = grammar(TOKENIZER, GrammarKind.REGEX, "ab")
-    for _ in range(3):
-        made.renew(0)
+def test_shared_states_are_replaced_once_for_all_answers_that_used_the_same():
+    made, answers = grammar(TOKENIZER, GrammarKind.REGEX, "ab"), [Answer() for _ in range(3)]
+    assert all(made.own_matcher(answer, 0) is not None for answer in answers)
     assert made.generation == 1
-    made.renew(1)
+    assert made.own_matcher(answers[0], 1) is not None
     assert made.generation == 2
     assert made.matcher().consume_tokens(tokens_of("ab"))
 
 
+def test_the_end_of_an_answer_frees_its_place():
+    own, answers = OwnStates(), [Answer() for _ in range(MAX_OWN)]
+    assert all(own.take(answer) for answer in answers)
+    assert own.take(answers[0]), "it has a place already"
+    assert not own.take(other := Answer())
+    del answers[0]
+    gc.collect()
+    assert own.take(other)
+
+
 def test_a_grammar_that_cannot_be_compiled_has_an_error():
-    assert CompiledGrammar(partial(compiled, TOKENIZER, '{"grammars": [{"lark_grammar": "start: missing"}]}')).error
+    assert CompiledGrammar(
+        partial(compiled, TOKENIZER, '{"grammars": [{"lark_grammar": "start: missing"}]}'), OwnStates()
+    ).error
     assert grammar(TOKENIZER, GrammarKind.REGEX, "ab").error == ""

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,33 @@ def test_old_requests_are_written_again_a_few_with_each_line(tmp_path, monkeypat
     assert found.items() >= {entry.request_id: entry for entry in made.values()}.items()
     assert not first.exists()
     again.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_no_file_is_deleted_before_the_request_in_it_is_on_the_disk_again(tmp_path, monkeypatch, fails):
+    """Tokens of an old request may be in several files: the death of the machine must not leave only some of them."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 400)
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 1_200)
+    synced = threading.Event()
+
+    def fsync(descriptor: int) -> None:
+        if not synced.wait(60) or fails:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    journal = Journal(tmp_path, MODEL)
+    old = journal.accept(request("old"))
+    journal.content_of = lambda number: JournalledRequest(request("old"), TokenLog([Token(0, 1)] * 20))
+    for _ in range(100):
+        journal.forget(journal.accept(request("new")))
+    assert segments(tmp_path)[0] == "00000001.journal"
+    numbers = [int(name[:8]) for name in segments(tmp_path)]
+    assert numbers == list(range(1, len(numbers) + 1)), "none is missing before the newest are on the disk"
+    synced.set()
+    journal.end(old, Ended(1.0, ""))
+    journal.forget(old)
+    journal.close()
+    assert segments(tmp_path) == [], "no prompt stays behind"
 
 
 def test_what_was_written_is_read(tmp_path):

@@ -137,7 +137,7 @@ def test_only_pipelines_that_differ_are_replaced():
     async def scene(pipelines, cluster):
         await all_serve(pipelines)
         leaving, kept = cluster.newest("a"), cluster.newest("b")
-        await pipelines.replace(topology("b", "c"))
+        assert await pipelines.replace(topology("b", "c")) == {"b"}
         pipelines.begin(CONFIG)
         assert (leaving.calls, kept.calls) == (["close"], [])
         assert list(pipelines.serving) == ["b"]

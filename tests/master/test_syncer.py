@@ -66,5 +66,9 @@ def test_the_error_of_an_fsync_is_reported_and_nothing_is_deleted(tmp_path, monk
     syncer.close()
     assert set(errors) == {"Input/output error"}
     assert (tmp_path / "replaced").exists()
+    assert syncer.is_deleting
+    syncer.delete_now()
+    assert not (tmp_path / "replaced").exists()
+    assert not syncer.is_deleting
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

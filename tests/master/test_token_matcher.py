@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits
 from orca_master.scheduling.constraint import GrammarKind
-from orca_master.text import grammar_process, token_matcher
+from orca_master.text import compiled_grammar, grammar_process, token_matcher
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
 from support.grammars import END, byte_tokenizer, grammar, ll_tokenizer, matcher, tokens_of
 from tokenizers import models
@@ -156,43 +156,49 @@ def test_an_answer_whose_masks_are_slow_ends_and_others_go_on(seconds, fails, mo
     assert num_tokens == (21 if fails else 100)
 
 
-def test_long_strings_of_a_bounded_length_are_answered_whole_by_renewed_states(monkeypatch):
-    """Each character adds states to the lexer, which the answers to a grammar share: a second one also goes on."""
+def test_long_strings_of_a_bounded_length_are_answered_whole_by_answers_with_own_states(monkeypatch):
+    """Each character adds states to the lexer, which the answers to a grammar share at first; later answers go on."""
     monkeypatch.setattr(grammar_process, "limits", lambda: limits(2_000))
-    text = "It is a truth universally acknowledged, that a single man must be in want of a wife. " * 10
+    texts = [
+        f"{number} " + "It is a truth universally acknowledged, that a man wants a wife. " * 13 for number in range(4)
+    ]
     schema = json.dumps(
         {"type": "object", "properties": {"k": {"type": "string", "maxLength": 900}}, "required": ["k"]}
     )
     made, maker = grammar(TOKENIZER, GrammarKind.JSON, schema), MaskMaker(VOCABULARY)
-    monkeypatch.setattr(grammar_process, "limits", lambda: limits(250_000))
-    ample = grammar(TOKENIZER, GrammarKind.JSON, schema)
-    monkeypatch.setattr(grammar_process, "limits", lambda: limits(2_000))
-    first, second, other = (TokenMatcher(entry, (END,)) for entry in (made, made, ample))
-    for token in tokens_of(json.dumps({"k": text})):
-        masks = maker.masks([first, other], [NOTHING] * 2)
-        assert masks[:40] == masks[40:]
-        first.accept(token)
-        other.accept(token)
-        assert not first.error
-    assert (first.is_complete, other.is_complete) == (True, True)
-    assert 3 <= made.generation <= 12
+    answers = [TokenMatcher(made, (END,)) for _ in texts]
+    for tokens in zip(*(tokens_of(json.dumps({"k": text})) for text in texts), strict=True):
+        masks = maker.masks(answers, [NOTHING] * 4)
+        for place, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
+            assert masks[40 * place + token // 8] >> token % 8 & 1
+            answer.accept(token)
+            assert answer.error == ""
+    assert all(answer.is_complete for answer in answers)
+    assert made.generation == 1
+    later = TokenMatcher(made, (END,))
     for token in tokens_of('{"k":"a'):
-        assert maker.masks([second], [NOTHING]) != b"\xff" * 40
-        second.accept(token)
-    assert not second.error
+        assert maker.masks([later], [NOTHING]) != b"\xff" * 40
+        later.accept(token)
+    assert later.error == ""
 
 
-def test_a_grammar_whose_states_never_suffice_is_an_error(monkeypatch):
-    """Renewals that bring an answer no further do not go on for ever."""
-    made, maker = grammar(TOKENIZER, GrammarKind.JSON, '{"type": "string", "maxLength": 900}'), MaskMaker(VOCABULARY)
+@pytest.mark.parametrize("most", [0, 16])
+def test_an_answer_whose_states_never_suffice_ends_with_an_error(monkeypatch, most):
+    """New states that bring an answer no further are not made for ever, and few answers have states of their own."""
     monkeypatch.setattr(grammar_process, "limits", lambda: limits(500))
-    made.renew(0)
-    entry = TokenMatcher(made, (END,))
+    monkeypatch.setattr(compiled_grammar, "MAX_OWN", most)
+    made, maker = grammar(TOKENIZER, GrammarKind.JSON, '{"type": "string", "maxLength": 900}'), MaskMaker(VOCABULARY)
+    entry, num_tokens = TokenMatcher(made, (END,)), 0
     for token in tokens_of('"' + "some words " * 60):
         maker.masks([entry], [NOTHING])
         entry.accept(token)
-    assert "too many states" in entry.error
-    assert made.generation <= 12
+        num_tokens += not entry.error
+    assert "too many" in entry.error
+    assert (num_tokens > 100) == (most > 0)
+    later = TokenMatcher(made, (END,))
+    later.accept(tokens_of('"')[0])
+    maker.masks([later], [NOTHING])
+    assert later.error == ""
 
 
 def limits(max_lexer_states: int) -> LLParserLimits:

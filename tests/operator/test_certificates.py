@@ -129,6 +129,8 @@ ROOT, EXPIRED, FUTURE = (
 )
 MIDDLE, UNDER_EXPIRED = sign(issuer=ROOT, common="middle"), sign(issuer=EXPIRED, common="under old")
 EXPIRED_MIDDLE = sign(issuer=ROOT, common="old middle", ends=-DAY / 2)
+PLAIN, SHORT = sign(common="plain", is_authority=False), sign(common="short", path_length=0)
+UNDER_PLAIN, UNDER_SHORT = sign(issuer=PLAIN, common="under plain"), sign(issuer=SHORT, common="under short")
 RENEWED_MIDDLE = sign(issuer=ROOT, common="old middle", key=EXPIRED_MIDDLE.key)
 
 
@@ -146,6 +148,11 @@ RENEWED_MIDDLE = sign(issuer=ROOT, common="old middle", key=EXPIRED_MIDDLE.key)
         (UNDER_EXPIRED, [UNDER_EXPIRED], [UNDER_EXPIRED, EXPIRED], ""),
         (EXPIRED_MIDDLE, [EXPIRED_MIDDLE, RENEWED_MIDDLE], [ROOT], ""),
         (EXPIRED_MIDDLE, [], [EXPIRED_MIDDLE, RENEWED_MIDDLE], ""),
+        (PLAIN, [], [PLAIN], "the authority CN=plain of tls.crt is no authority by its basic constraints"),
+        (UNDER_PLAIN, [UNDER_PLAIN], [PLAIN], "the authority CN=plain of tls.crt is no authority"),
+        (SHORT, [], [SHORT], ""),
+        (UNDER_SHORT, [UNDER_SHORT], [SHORT], "the authority CN=short of tls.crt allows 0 intermediate authorities"),
+        (UNDER_SHORT, [], [UNDER_SHORT], ""),
         (
             EXPIRED_MIDDLE,
             [RENEWED_MIDDLE],
@@ -170,16 +177,15 @@ def test_the_operator_refuses_the_authorities_that_pods_refuse(issuer, intermedi
 
 def test_a_chain_through_an_intermediate_authority():
     """As cert-manager writes it: tls.crt holds leaf and intermediates, ca.crt the root."""
-    root, middle = make_authority(NOW), make_authority(NOW)
+    middle = make_authority(NOW)
     made = x509.load_pem_x509_certificate(middle.certificate)
-    above = x509.load_pem_x509_certificate(root.certificate)
     builder = x509.CertificateBuilder(
-        issuer_name=above.subject, subject_name=made.subject, public_key=made.public_key(),
+        issuer_name=ROOT.certificate.subject, subject_name=made.subject, public_key=made.public_key(),
         serial_number=7, not_valid_before=made.not_valid_before_utc, not_valid_after=made.not_valid_after_utc,
     ).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # fmt: skip
-    signed = builder.sign(load_pem_private_key(root.key, None), hashes.SHA256()).public_bytes(Encoding.PEM)
+    signed = builder.sign(ROOT.key, hashes.SHA256()).public_bytes(Encoding.PEM)
     leaf = issue(middle, NAMES, NOW)
-    data = {CERTIFICATE: leaf.certificate + signed, KEY: leaf.key, AUTHORITIES: root.certificate}
+    data = {CERTIFICATE: leaf.certificate + signed, KEY: leaf.key, AUTHORITIES: ROOT.pem}
     assert problem(data, NAMES, NOW) == ""
     assert "is not signed" in problem(data | {CERTIFICATE: leaf.certificate}, NAMES, NOW)
 

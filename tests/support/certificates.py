@@ -39,8 +39,13 @@ def sign(
     ends: datetime.timedelta = DAY,
     common: str = "CA",
     key: ec.EllipticCurvePrivateKey | None = None,
+    is_authority: bool | None = None,
+    path_length: int | None = None,
 ) -> Signed:
-    """Return a certificate for DNS names, or without names a CA of the common name: a root if there is no issuer."""
+    """Return a certificate for DNS names, or without names a CA of the common name: a root if there is no issuer.
+
+    `is_authority`: of the basic constraints, by default without names.
+    """
     key = key or ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else common)])
@@ -51,7 +56,9 @@ def sign(
         )
         .not_valid_before(now + begins)
         .not_valid_after(now + ends)
-        .add_extension(x509.BasicConstraints(ca=not names, path_length=None), critical=True)
+        .add_extension(
+            x509.BasicConstraints(not names if is_authority is None else is_authority, path_length), critical=True
+        )
         # These identifiers distinguish two CAs of the same name.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)

@@ -118,8 +118,7 @@ class EngineMaster:
             if self._state is EngineState.STOPPED:
                 raise ConfigurationError("topology: the engine has stopped")
             self._pipelines.check(topology, len(self._requests))
-            await self._pipelines.replace(topology)
-            self._losses.keep({spec.id for spec in topology.pipelines})
+            self._losses.keep(await self._pipelines.replace(topology))
             if topology.pipelines:
                 self._patience.wake()
                 if self._state is EngineState.PAUSED:

@@ -146,8 +146,11 @@ class PipelineSet:
                 request.checked_vocabulary = self.facts.vocabulary_size
         self.adapters.check_held(request.adapter)
 
-    async def replace(self, topology: Topology) -> None:
-        """End the pipelines that `topology` does not have in the same form; `begin` begins its new pipelines."""
+    async def replace(self, topology: Topology) -> set[str]:
+        """End the pipelines that `topology` does not have in the same form, and return the ids of those that stay.
+
+        `begin` begins the new pipelines of `topology`.
+        """
         self.topology = topology
         specs = {spec.id: spec for spec in topology.pipelines}
         leaving = [
@@ -157,6 +160,7 @@ class PipelineSet:
         for supervisor in leaving:
             del self._supervisors[supervisor.id]
             await supervisor.workers.close()
+        return set(self._supervisors)
 
     def add_serving(self, supervisor: PipelineSupervisor, level: int) -> None:
         """Note and log that a pipeline serves; requests of pipelines with departing workers move to it."""

@@ -172,12 +172,13 @@ class Journal:
             if self._num_beginnings[segment]:
                 break
             del self._num_beginnings[segment], self._sizes[segment]
-            if segment == self._moving_from:
+            if segment == self._moving_from or self._syncer.is_deleting:
                 self._syncer.delete_after_sync(self._path(segment))
             else:
                 self._delete(segment)
 
     def _delete_all(self) -> None:
+        self._syncer.delete_now()
         for segment in self._sizes:
             self._delete(segment)
             self._sizes[segment] = 0

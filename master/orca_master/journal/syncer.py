@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SYNC_SECONDS = 0.1
@@ -25,6 +25,7 @@ class Syncer:
         self._complete: list[int] = []
         """Descriptors of complete files, which the thread closes."""
         self._replaced: list[Path] = []
+        """Files to delete, in this order."""
         self._lock = threading.Lock()
         self._dirty, self._new_files, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
@@ -49,6 +50,17 @@ class Syncer:
             self._replaced.append(path)
         self._dirty.set()
 
+    @property
+    def is_deleting(self) -> bool:
+        """True while files wait for their deletion: those that are deleted later must wait for them."""
+        return bool(self._replaced)
+
+    def delete_now(self) -> None:
+        """Delete the files that wait for their deletion."""
+        with self._lock:
+            replaced, self._replaced = self._replaced, []
+        _unlink(replaced)
+
     def close(self) -> None:
         """Sync for the last time and close the files; wait at most JOIN_SECONDS for a disk that hangs."""
         self._closing.set()
@@ -63,8 +75,7 @@ class Syncer:
             closing = self._closing.is_set()
             with self._lock:
                 complete, self._complete = self._complete, []
-                replaced, self._replaced = self._replaced, []
-                newest = self._newest
+                replaced, newest = list(self._replaced), self._newest
             try:
                 for descriptor in (*complete, newest):
                     if descriptor >= 0:
@@ -72,9 +83,9 @@ class Syncer:
                 if self._new_files.is_set():
                     self._new_files.clear()
                     self._sync_folder()
-                for path in replaced:
-                    with contextlib.suppress(OSError):  # a disk that has become read-only
-                        path.unlink()
+                _unlink(replaced)
+                with self._lock:
+                    self._replaced = [path for path in self._replaced if path not in replaced]
             except OSError as error:
                 self._fail(str(error.strerror))
             for descriptor in complete:
@@ -90,3 +101,9 @@ class Syncer:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _unlink(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # a disk that has become read-only
+            path.unlink()

@@ -1,28 +1,46 @@
 """`CompiledGrammar`: a grammar in llguidance's form, from which the matchers of its answers are copied.
 
 Copies share the states of llguidance's lexer, which it adds as answers need them and never removes: some nine for each
-character of a string with a maxLength. Their number is limited (grammar_process.py), so an answer to which the states
-do not suffice goes on with new ones.
+character of a string with a maxLength. Their number is limited (grammar_process.py). When they are used up, later
+answers get new ones, and each running answer goes on with states of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakSet
 
 from llguidance import LLMatcher
 
-STATES_USED_UP = "too many states"
-"""Part of llguidance's error when its lexer needs more states than the limit."""
+USED_UP = ("too many states", "too many expressions")
+"""Parts of llguidance's errors when its lexer needs more states than the limit."""
+MAX_OWN = 16
+"""Maximum number of running answers with states of their own."""
+
+
+class OwnStates:
+    """The running answers to all grammars that have states of their own, each up to the limit of a grammar."""
+
+    def __init__(self) -> None:
+        self._answers: WeakSet[object] = WeakSet()
+
+    def take(self, answer: object) -> bool:
+        """Return True if `answer` has a place, which its deletion frees."""
+        if answer not in self._answers and len(self._answers) >= MAX_OWN:
+            return False
+        self._answers.add(answer)
+        return True
 
 
 class CompiledGrammar:
     """Copies matchers. `compile` returns a new one, in its error state for a grammar that cannot be compiled."""
 
-    def __init__(self, compile: Callable[[], LLMatcher]) -> None:
+    def __init__(self, compile: Callable[[], LLMatcher], own: OwnStates) -> None:
         self._compile = compile
+        self._own = own
         self._source = compile()
         self.generation = 0
-        """Number of times that the states were renewed."""
+        """Number of times that the shared states were replaced."""
 
     @property
     def error(self) -> str:
@@ -33,8 +51,17 @@ class CompiledGrammar:
         """Return the matcher of an answer without tokens."""
         return self._source.deep_copy()
 
-    def renew(self, generation: int) -> None:
-        """Use new states from now on, unless those of `generation` have been replaced already."""
+    def own_matcher(self, answer: object, generation: int) -> LLMatcher | None:
+        """Return a matcher with states of its own; None if too many answers have one.
+
+        `generation`: of the shared states that are used up. Later answers share new ones.
+        """
         if generation == self.generation:
             self._source = self._compile()
             self.generation += 1
+        return self._compile() if self._own.take(answer) else None
+
+
+def is_used_up(matcher: LLMatcher) -> bool:
+    """Return True if the matcher failed because the states of its lexer do not suffice."""
+    return matcher.is_error() and any(text in matcher.get_error() for text in USED_UP)

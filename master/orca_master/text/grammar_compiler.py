@@ -23,14 +23,14 @@ from llguidance import LLTokenizer
 
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
-from orca_master.text.compiled_grammar import CompiledGrammar
+from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.fair_turns import FairTurns, WorkInTurn
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.token_matcher import TokenMatcher
 
 MAX_CACHED = 64
-"""Maximum number of compiled grammars that are kept, the last ones that were used; each takes up to 25 megabytes."""
+"""Maximum number of compiled grammars that are kept, the last ones that were used; each takes up to 35 megabytes."""
 MAX_WAITING = 256
 """Maximum number of grammars that wait for the process. Those of one API key are at most half of them."""
 MAX_CALLERS = 4096
@@ -59,6 +59,7 @@ class GrammarCompiler:
         self._unusable = "the model is not loaded yet"
         """Why there is no `_tokenizer`."""
         self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._own_states = OwnStates()
         self._process: asyncio.subprocess.Process | None = None
         self._turns = FairTurns()
         self._compiling = dict[_Key, WorkInTurn[CompiledGrammar]]()
@@ -162,7 +163,7 @@ class GrammarCompiler:
             raise self._refusal(grammar, str(answer.get("error", beyond))[:1000], answer.get("field", ""))
         loop = asyncio.get_running_loop()
         compile_again = partial(compiled, tokenizer, answer["grammar"])
-        made = await loop.run_in_executor(self._thread, CompiledGrammar, compile_again)
+        made = await loop.run_in_executor(self._thread, CompiledGrammar, compile_again, self._own_states)
         if made.error:  # the process had the same tokenizer and limits
             raise self._refusal(grammar, made.error[:1000])
         self._note("compiled")

@@ -8,7 +8,7 @@ from typing import Any
 
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values are schemas by name."""
-_LISTS = ("prefixItems", "anyOf", "allOf", "oneOf")
+_LISTS = ("items", "prefixItems", "anyOf", "allOf", "oneOf")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 SEARCH_SECONDS = 0.3
 """Bound of the search: an error without an exact place is better than none."""

@@ -18,7 +18,7 @@ from time import perf_counter, thread_time
 
 from llguidance import LLExecutor
 
-from orca_master.text.compiled_grammar import STATES_USED_UP, CompiledGrammar
+from orca_master.text.compiled_grammar import CompiledGrammar, is_used_up
 
 WORD_BITS = 32
 MAX_THREADS = 4
@@ -28,7 +28,7 @@ SLOW_SECONDS = 0.02
 BUDGET_SECONDS = 0.5
 """Processor time that an answer can spend on its grammar at once."""
 TOKENS_PER_RENEWAL = 64
-"""Tokens of an answer after which it may use new states of the lexer again."""
+"""Tokens of an answer after which it may get new states of the lexer again."""
 SECONDS_PER_TOKEN = 0.005
 """Processor time that each token adds to the rest of the budget, some ten times what usual grammars need."""
 
@@ -66,15 +66,12 @@ class TokenMatcher:
         self.spend(thread_time() - begun - SECONDS_PER_TOKEN)
 
     def renew(self) -> bool:
-        """Go on with new states of the lexer, and return True, if the old ones are used up."""
-        if not self.matcher.is_error() or STATES_USED_UP not in self.matcher.get_error():
-            return False
-        if len(self._tokens) - self._num_at_renewal < TOKENS_PER_RENEWAL:
+        """Go on with own states of the lexer, and return True, if the states are used up and new ones suffice."""
+        if not is_used_up(self.matcher) or len(self._tokens) - self._num_at_renewal < TOKENS_PER_RENEWAL:
             return False
         self._num_at_renewal = len(self._tokens)
-        self._grammar.renew(self._generation)
-        self._generation, matcher = self._grammar.generation, self._grammar.matcher()
-        if not matcher.consume_tokens(self._tokens.tolist()):
+        matcher = self._grammar.own_matcher(self, self._generation)
+        if matcher is None or not matcher.consume_tokens(self._tokens.tolist()):
             return False
         self.matcher = matcher
         return True
