@@ -1,9 +1,11 @@
 """Settings in which engines are compared: defaults of the peers, settings that their manuals recommend, and ORCA's.
 
-`vllm_cpu` is vLLM in eager mode, which starts in seconds; `vllm_cpu:compiled` is vLLM's default, torch.compile, with
-the manual's preloads. A setting is a column of the comparison. Columns are compared within a group of equal weights
-(`weights`), and the ratio of a column is that to ORCA's column with the same precision (`reference`) of weights, K/V
-cache and the activations in products.
+`vllm_cpu` is vLLM in eager mode, which starts in seconds; `vllm_cpu:compiled` has vLLM's default, torch.compile, and
+the libraries that the manual preloads.
+
+A setting is a column of the comparison. Columns are compared within a group of equal weights (`weights`), and the ratio
+of a column is that to ORCA's column with the same precision (`reference`) of weights, K/V cache and the activations in
+products.
 """
 
 from __future__ import annotations

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from orca_master.commands.batch_files import ROUTES, AnswerFile, BatchAnswer, BatchRequest, read_requests
 from orca_master.errors import ConfigurationError
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+def test_the_file_of_the_how_to_fits_the_batch_that_it_creates(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "batch.md").read_text(encoding="utf-8")
+    path = tmp_path / "in.jsonl"
+    path.write_text(page.partition("<<'EOF'\n")[2].partition("    EOF\n")[0])
+    (endpoint,) = re.findall(r'endpoint="([^"]+)"', page)
+    assert {request.url for request in read_requests(path)} == {endpoint}
 
 
 def test_requests_come_in_the_order_of_their_lines(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from orca_operator import names
 from orca_operator.crd import crd
 from orca_operator.manifests.master import master_deployment
+from orca_operator.manifests.pod import CACHE_GROUP
 from orca_operator.manifests.workers import worker_stateful_sets
 from orca_operator.pod_overlay import MERGE_KEYS, RESERVED_LABELS, RESERVED_MOUNTS, RESERVED_VOLUMES, merged
 from orca_operator.revision import revision_hash
@@ -104,6 +106,20 @@ def test_the_pod_group_of_the_how_to_is_valid_where_it_is_served(kubernetes, ver
     kubernetes_validate.validate(group, kubernetes, strict=True)
     for workload in workloads(with_template("worker", {"schedulingGroup": {"podGroupName": "demo"}})):
         kubernetes_validate.validate(workload, kubernetes, strict=True)
+
+
+def test_the_volume_of_the_batches_is_writable_for_the_pods_user():
+    """docs/how-to/batch.md: its example gives a block volume, whose root belongs to root, to the pods' group."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "batch.md").read_text(encoding="utf-8")
+    block = (
+        "    spec:\n      rolloutStrategy" + page.partition("    spec:\n      rolloutStrategy")[2].partition("\n\n")[0]
+    )
+    spec = MINIMAL | yaml.safe_load(textwrap.dedent(block))["spec"]
+    deployment = workloads(spec)[0]
+    kubernetes_validate.validate(deployment, "1.36", strict=True)
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["fsGroup"] == CACHE_GROUP
+    assert {"name": "batches", "mountPath": "/batches"} in pod["containers"][0]["volumeMounts"]
 
 
 def test_lists_are_merged_by_their_keys():
