@@ -29,7 +29,8 @@ def scope(**others: Any) -> dict[str, Any]:
 def application(limits: HttpLimits, bodies: Any = None) -> FastAPI:
     app = FastAPI()
     config = SimpleNamespace(http=limits)
-    endpoint: Any = SimpleNamespace(config=config, bodies=bodies or BodyChecker(), lengths=Lengths(100))
+    fields = {"bodies": bodies or BodyChecker(), "lengths": Lengths(100), "with_defaults": lambda body: body}
+    endpoint: Any = SimpleNamespace(config=config, **fields)
     app.router.route_class = checked_route.checked_route(endpoint)
 
     @app.post("/detokenize")
