@@ -200,7 +200,8 @@ def test_handshakes_make_room(certificate):
             assert b"here" in await ask(number, client)
             async with asyncio.timeout(60):
                 for reader, _ in strangers[:2]:
-                    assert await reader.read() == b""
+                    with contextlib.suppress(ConnectionResetError):  # closed before the listener had read the byte
+                        assert await reader.read() == b""
             for _, writer in strangers:
                 writer.close()
 
