@@ -30,12 +30,19 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests and arrivals (0)")
 
 
-def read_requests(arguments: argparse.Namespace) -> tuple[list[TracedRequest], bool]:
-    """Return the requests, and True if the trace contains arrivals; raise TraceError."""
+def read_requests(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[TracedRequest], bool]:
+    """Return the requests of a valid command line, and True if the trace contains arrivals; raise TraceError.
+
+    Ends the command with exit code 2 if the line has options that such a trace ignores.
+    """
+    arguments = parser.parse_args(argv)
     if arguments.trace in SYNTHETIC:
         lengths = (arguments.input_len, arguments.output_len)
         return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False
-    return recorded(Path(arguments.trace), arguments.num_requests, arguments.seed)
+    requests, own_arrivals = recorded(Path(arguments.trace), arguments.num_requests, arguments.seed)
+    if own_arrivals:
+        refuse_ignored(parser, argv, f"--trace {arguments.trace} (with arrivals)", IGNORED_WITH_ARRIVALS)
+    return requests, own_arrivals
 
 
 def options_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:

@@ -22,15 +22,7 @@ from tqdm import tqdm
 from orca_bench.circumstances import circumstances
 from orca_bench.client import Outcome
 from orca_bench.open_loop import run
-from orca_bench.options import (
-    IGNORED_WITH_ARRIVALS,
-    add_trace_options,
-    output_file,
-    positive,
-    rate,
-    read_requests,
-    refuse_ignored,
-)
+from orca_bench.options import add_trace_options, output_file, positive, rate, read_requests
 from orca_bench.plot import plot_curves
 from orca_bench.report import parse_slo, report, table
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals, with_new_prompts
@@ -45,11 +37,9 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         slo = parse_slo(arguments.slo) if arguments.slo else {}
-        requests, own_arrivals = read_requests(arguments)
+        requests, own_arrivals = read_requests(parser, argv)
     except (TraceError, ValueError) as error:
         parser.error(str(error))
-    if own_arrivals:
-        refuse_ignored(parser, argv, f"--trace {arguments.trace} (with arrivals)", IGNORED_WITH_ARRIVALS)
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = arguments.url.rstrip("/").removesuffix("/v1")

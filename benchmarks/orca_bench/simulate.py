@@ -19,7 +19,6 @@ from orca_bench.calibration import CalibrationError, calibrate
 from orca_bench.circumstances import circumstances
 from orca_bench.cost import HARDWARE, TABLE_1, CostModel, Roofline, Shape
 from orca_bench.options import (
-    IGNORED_WITH_ARRIVALS,
     add_trace_options,
     output_file,
     positive,
@@ -54,9 +53,7 @@ def main(argv: list[str]) -> int:
         refuse_ignored(parser, argv, "--calibration", IGNORED_WITH_CALIBRATION)
     try:
         partitions, ranks, cost, slots = _system(arguments)
-        requests, own_arrivals = read_requests(arguments)
-        if own_arrivals:
-            refuse_ignored(parser, argv, f"--trace {arguments.trace} (with arrivals)", IGNORED_WITH_ARRIVALS)
+        requests, own_arrivals = read_requests(parser, argv)
         rates = [None] if own_arrivals else arguments.request_rate
         results = []
         total = len(requests) * len(rates) * len(arguments.max_batch_size)

@@ -245,8 +245,8 @@ def _constraint_problem(authority: x509.Certificate, num_below: int) -> str:
     """Return why a certificate may not issue one that has `num_below` intermediate authorities, "" if it may."""
     try:
         constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except x509.ExtensionNotFound:
-        return "has no basic constraints, which make it an authority"
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return "has no readable basic constraints, which make it an authority"
     if not constraints.ca:
         return "is no authority by its basic constraints"
     if constraints.path_length is not None and num_below > constraints.path_length:

@@ -190,6 +190,24 @@ def test_a_chain_through_an_intermediate_authority():
     assert "is not signed" in problem(data | {CERTIFICATE: leaf.certificate}, NAMES, NOW)
 
 
+def test_an_authority_whose_extensions_cannot_be_read_is_named():
+    """Every pass of the operator looks at the authorities; none may fail for what a Secret contains."""
+    key = ROOT.key
+    builder = x509.CertificateBuilder(
+        issuer_name=ROOT.certificate.subject, subject_name=ROOT.certificate.subject, public_key=key.public_key(),
+        serial_number=7, not_valid_before=NOW - timedelta(hours=1), not_valid_after=NOW + timedelta(days=1),
+    )  # fmt: skip
+    for name in ("1.2.3.4", "1.2.3.5"):
+        extension = x509.UnrecognizedExtension(x509.ObjectIdentifier(name), b"")
+        builder = builder.add_extension(extension, critical=False)
+    one, other = bytes.fromhex("06032a0304"), bytes.fromhex("06032a0305")  # 1.2.3.4 and 1.2.3.5 in DER
+    twice = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER).replace(other, one)
+    authority = x509.load_der_x509_certificate(twice).public_bytes(Encoding.PEM)
+    leaf = issue(KeyPair(authority, ROOT.key_pem), NAMES, NOW)
+    found = problem({CERTIFICATE: leaf.certificate, KEY: leaf.key, AUTHORITIES: authority}, NAMES, NOW)
+    assert "readable basic constraints" in found
+
+
 def test_extensions_that_cannot_be_read_are_named_as_missing_names():
     """Twice the same extension (RFC 5280, 4.2, forbids that): the status says what is wrong, and no pass fails."""
     one, other = bytes.fromhex("06032a0304"), bytes.fromhex("06032a0305")  # 1.2.3.4 and 1.2.3.5 in DER

@@ -241,7 +241,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
         keys |= digests_of([os.environ.pop(ENVIRONMENT).strip()], ENVIRONMENT)
     key_file: Path | None = arguments.api_key_file
     if key_file is not None:
-        file_keys = read_key_file(key_file)
+        file_keys = read_key_file(key_file)  # ends the start if the file is invalid; each KeyRing reads it again
         if not key_file.is_file():  # a pipe, which can be read only once
             keys, key_file = keys | file_keys, None
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)

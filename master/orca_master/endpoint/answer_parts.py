@@ -106,12 +106,12 @@ class AnswerFormat:
         if not isinstance(body, ChatCompletionRequest):
             return body.grammar
         form = "" if self.tool_calls is None else self.tool_calls.name
-        calls = grammar_of_calls(body, form, self._reasoning_of(body) or "")
-        if calls is not None and (grammar := body.grammar) is not None:
+        calls, grammar = grammar_of_calls(body, form, self._reasoning_of(body) or ""), body.grammar
+        if calls is not None and grammar is not None:
             field = grammar.field
             message = "is not allowed together with tool_choice required, a named function, or a strict function"
             raise RequestError(f"{field}: {message}", field)
-        return calls or body.grammar
+        return calls or grammar
 
     def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
         """Return texts of tokens that are part of the answers, even if they are special tokens."""

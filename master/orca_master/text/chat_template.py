@@ -21,7 +21,13 @@ from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, r
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES
-from orca_master.text.tokenizer_config import SPECIAL_TOKENS, TokenizerConfigFile, read_tokenizer_config
+from orca_master.text.tokenizer_config import (
+    DEFAULT,
+    SPECIAL_TOKENS,
+    TOOL_USE,
+    TokenizerConfigFile,
+    read_tokenizer_config,
+)
 
 if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose import takes 0.1 s
     from collections.abc import Sequence
@@ -29,9 +35,6 @@ if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose im
     from orca_master.bodies.openai_requests import ChatMessage
     from orca_master.bodies.tools import Tool
 
-DEFAULT = "default"
-TOOL_USE = "tool_use"
-"""Names of the templates that are read, of a model with several."""
 MIN_LIMIT = 1 << 20
 """Minimum of the limit of a prompt's characters, which is GROWTH times the size of the request."""
 GROWTH = 4
@@ -150,20 +153,23 @@ class ChatTemplate:
         await self._end()
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
-        """Return the answer to one frame, {"error"} if compiling fails; {} without an answer, then kill the process."""
+        """Return the answer to one frame, {"error"} if compiling fails; kill a process without an answer, return {}."""
         try:
-            first = await self._started()
+            unable = await self._started()
         except OSError as error:  # a limit of descriptors or processes is reached
             raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
-        answer = await self._ask(self._process, frame) if first == {} and self._process is not None else first
+        if unable is not None:
+            return unable
+        assert self._process is not None
+        answer = await self._ask(self._process, frame)
         if answer is None:
             await self._end()
         return answer or {}
 
     async def _started(self) -> dict[str, Any] | None:
-        """Start the process unless one runs; return {}, {"error"} if compiling fails, None if compiling is too long."""
+        """Start the process unless one runs; return None, else {"error"} if compiling fails, {} if it is too long."""
         if self._process is not None and self._process.returncode is None:
-            return {}
+            return None
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "orca_master.text.template_process"),
             stdin=asyncio.subprocess.PIPE,
@@ -171,9 +177,10 @@ class ChatTemplate:
         )
         first = encode_frame({"sources": self.sources, "special_tokens": self.special_tokens})
         answer = await self._ask(self._process, first)
-        if answer != {}:  # the next request compiles again, as compiling may have been slow only this time
-            await self._end()
-        return answer
+        if answer == {}:
+            return None
+        await self._end()  # the next request compiles again, as compiling may have been slow only this time
+        return answer or {}
 
     async def _ask(self, process: asyncio.subprocess.Process, frame: bytes) -> dict[str, Any] | None:
         """Return the answer to one frame, None if the process ends or does not answer."""

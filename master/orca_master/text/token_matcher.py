@@ -1,4 +1,4 @@
-"""`TokenMatcher`: an answer's tokens in its grammar, by llguidance; `fill_masks`: the masks of several at once.
+"""`TokenMatcher`: an answer's tokens in its grammar, by llguidance; `MaskMaker`: the masks of several at once.
 
 A matcher's state follows from the tokens alone. A request that is rewound keeps its matcher, because it keeps its
 tokens; one that another master resumes gets a matcher to which all its tokens are appended, and so does one to which

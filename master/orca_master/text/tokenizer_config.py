@@ -9,6 +9,8 @@ from orca_protos.model_files import CONFIG_BYTES, MissingFileError, checked, rea
 from pydantic import BaseModel, ConfigDict, Field
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of the templates that are used, of a model with several."""
 TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
 """Maximum size of tokenizer_config.json, which lists the added tokens."""
 
@@ -51,7 +53,7 @@ class TokenizerConfigFile(BaseModel):
         """Chat templates by name; a single template is the default."""
         if isinstance(self.chat_template, list):
             return {entry.name: entry.template for entry in self.chat_template}
-        return {} if self.chat_template is None else {"default": self.chat_template}
+        return {} if self.chat_template is None else {DEFAULT: self.chat_template}
 
 
 def read_tokenizer_config(model_path: Path) -> TokenizerConfigFile:
