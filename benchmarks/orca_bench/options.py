@@ -9,6 +9,8 @@ from pathlib import Path
 from orca_bench.traces import TracedRequest, recorded, synthetic
 
 SYNTHETIC = ("paper", "homogeneous")
+LENGTHS = ("input_len", "output_len")
+"""Options without effect on a trace that is not homogeneous."""
 IGNORED_WITH_ARRIVALS = ("request_rate", "burstiness")
 """Options without effect on a trace that contains arrivals."""
 
@@ -36,6 +38,8 @@ def read_requests(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple
     Ends the command with exit code 2 if the line has options that such a trace ignores.
     """
     arguments = parser.parse_args(argv)
+    if arguments.trace != "homogeneous":
+        refuse_ignored(parser, argv, f"--trace {arguments.trace}", LENGTHS)
     if arguments.trace in SYNTHETIC:
         lengths = (arguments.input_len, arguments.output_len)
         return synthetic(arguments.trace, arguments.num_requests, arguments.seed, lengths), False

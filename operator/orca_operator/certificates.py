@@ -6,6 +6,7 @@ master, worker and operator (names.dns_name, docs/contracts.md, section 8). rota
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -194,6 +195,8 @@ def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) 
         x509.load_pem_x509_certificates(data[AUTHORITIES])
     except ValueError:
         return f"{CERTIFICATE} or {AUTHORITIES} is not a list of PEM certificates"
+    if marked := [key for key in (CERTIFICATE, KEY, AUTHORITIES) if data[key].startswith(codecs.BOM_UTF8)]:
+        return f"{', '.join(marked)} starts with a byte order mark: save it as UTF-8 without the mark"
     if not belongs(KeyPair(data[CERTIFICATE], data[KEY])):
         return f"{KEY} is not the key of {CERTIFICATE}"
     if outdated := _date_problem(leaf, now):

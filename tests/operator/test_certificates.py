@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+from codecs import BOM_UTF8
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -99,6 +100,10 @@ GOOD = {CERTIFICATE: LEAF.certificate, KEY: LEAF.key, AUTHORITIES: AUTHORITY.cer
         ({KEY: b"", AUTHORITIES: b""}, "has no tls.key, ca.crt"),
         ({CERTIFICATE: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
         ({AUTHORITIES: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
+        (
+            {AUTHORITIES: BOM_UTF8 + AUTHORITY.certificate},  # which pods cannot read
+            "ca.crt starts with a byte order mark: save it as UTF-8 without the mark",
+        ),
         ({KEY: b"nonsense"}, "tls.key is not the key of tls.crt"),
         ({KEY: AUTHORITY.key}, "tls.key is not the key of tls.crt"),
         ({AUTHORITIES: make_authority(NOW).certificate}, "tls.crt is not signed by an authority of ca.crt"),

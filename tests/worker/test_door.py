@@ -39,11 +39,16 @@ UNREACHED = grpc.StatusCode.UNAVAILABLE
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
-def at_the_door(folder: Path, visit: Callable[[Callable[[Signed | None], Any], Controller, str], Any]) -> None:
+def at_the_door(
+    folder: Path,
+    visit: Callable[[Callable[[Signed | None], Any], Controller, str], Any],
+    worker: Signed = WORKER,
+    authority: Signed = CA,
+) -> None:
     """Run `visit(channel_of, controller, address)` against a worker's server with certificates of deployment a."""
 
     async def run() -> None:
-        tls = TlsFolder(write(folder / "worker", WORKER, CA), "worker")
+        tls = TlsFolder(write(folder / "worker", worker, authority), "worker")
         controller = Controller(("false",), tls=tls)
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Door(tls)])
         add_WorkerServicer_to_server(controller, server)
@@ -53,7 +58,7 @@ def at_the_door(folder: Path, visit: Callable[[Callable[[Signed | None], Any], C
 
         def channel_of(caller: Signed | None) -> Any:
             own = (caller.key_pem, caller.pem) if caller else (None, None)
-            credentials = grpc.ssl_channel_credentials(CA.pem, *own)
+            credentials = grpc.ssl_channel_credentials(authority.pem, *own)
             options = [("grpc.ssl_target_name_override", "worker.a")]
             channels.append(grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options))
             return channels[-1]
@@ -129,6 +134,17 @@ def test_the_master_may_call_everything(tmp_path, monkeypatch, caller):
         assert controller.stopped.is_set()
 
     at_the_door(tmp_path, visit)
+
+
+def test_an_intermediate_authority_in_place_of_its_root(tmp_path):
+    """As issuers write ca.crt that know their own certificate only: both ends of gRPC accept it."""
+    middle = sign(issuer=CA, common="middle")
+
+    async def visit(channel_of: Callable[[Signed | None], Any], _: Controller, __: str) -> None:
+        code, details = await status_of(channel_of(sign("master.a", issuer=middle)), "Describe")
+        assert code not in (UNREACHED, DENIED), details
+
+    at_the_door(tmp_path, visit, sign("worker.a", issuer=middle), middle)
 
 
 @pytest.mark.parametrize(
