@@ -8,6 +8,7 @@ The floor of a decode iteration: one read of the weights and of the batch's keys
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -19,6 +20,7 @@ from typing import Any, get_args
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a rank
 
 import torch
+from google.protobuf.json_format import ParseDict
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
@@ -42,7 +44,9 @@ TIMED: list[tuple[Any, str, str]] = [
 ]  # fmt: skip
 
 
-def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: int) -> pb.Iteration:
+def iteration(
+    sequence: int, batch_size: int, context: int, count: int, blocks: int, sampling: pb.Sampling
+) -> pb.Iteration:
     """Return an iteration with `count` tokens per row; `blocks` above 0 admits the rows with that many blocks each."""
     rows = range(batch_size)
     return pb.Iteration(
@@ -55,7 +59,7 @@ def iteration(sequence: int, batch_size: int, context: int, count: int, blocks: 
         num_new_blocks=[blocks] * batch_size,
         new_block=range(batch_size * blocks),
         sample=[True] * batch_size,
-        admission=[pb.Admission(row=row) for row in rows] if blocks else [],
+        admission=[pb.Admission(row=row, prompt_length=count, sampling=sampling) for row in rows] if blocks else [],
     )
 
 
@@ -95,7 +99,11 @@ def main() -> None:
     parser.add_argument(
         "--enforce-eager", action="store_true", help="no recorded decode iterations, whose layers are one entry"
     )
+    parser.add_argument(
+        "--sampling", default="{}", help="parameters of all requests: fields of Sampling in engine.proto, as JSON"
+    )
     arguments = parser.parse_args()
+    sampling = ParseDict(json.loads(arguments.sampling), pb.Sampling())
     print(line(circumstances(None)))
     size, context, count = arguments.batch_size, arguments.context, arguments.iterations
     blocks = -(-(context + count) // 16)
@@ -110,18 +118,18 @@ def main() -> None:
         stage = Stage(request, 0, lambda _: None)
     stage.prepare(1)
     stage.allocate(size * blocks)
-    stage.execute(iteration(1, size, 0, context, blocks))()  # oneDNN prepares its products
+    stage.execute(iteration(1, size, 0, context, blocks, sampling))()  # oneDNN prepares its products
     spent.clear()
     begin = time.perf_counter()
-    stage.execute(iteration(2, size, 0, context, blocks))()
+    stage.execute(iteration(2, size, 0, context, blocks, sampling))()
     show(f"prompts of {size} x {context} tokens", time.perf_counter() - begin, spent, 1)
-    stage.execute(iteration(3, size, context, 1, 0))()  # the first decode iteration is recorded
+    stage.execute(iteration(3, size, context, 1, 0, sampling))()  # the first decode iteration is recorded
     if stage.graphs_refused:
         raise SystemExit(f"error: these would be times without recorded decode iterations: {stage.graphs_refused}")
     spent.clear()
     begin = time.perf_counter()
     for step in range(count):
-        stage.execute(iteration(4 + step, size, context + step, 1, 0))()
+        stage.execute(iteration(4 + step, size, context + step, 1, 0, sampling))()
     show(f"increment of {size} requests, {torch.get_num_threads()} threads", time.perf_counter() - begin, spent, count)
     width = getattr(torch, arguments.dtype).itemsize
     cached = size * (context + count / 2) * LAYERS * 2 * HIDDEN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,21 +57,46 @@ def test_a_file_that_is_cut_off_anywhere_keeps_its_whole_lines(tmp_path):
         (tmp_path / "out").write_bytes(whole[:length])
         answers = opened(tmp_path)
         complete = whole[:length].count(b"\n")
-        assert answers.output.numbers == [0, 2][:complete]
-        assert answers.answered == {1, 3, *answers.output.numbers}
+        assert answers.output.numbers == {*[0, 2][:complete]}
+        assert answers.errors.numbers == {1, 3}
         assert answers.output.num_dropped == length - answers.output.num_bytes
         for number, custom_id, body in ((0, "a", b'{"x": "\xc3\xa9"}'), (2, 'b"\n', b'{"x": 1}')):
-            if number not in answers.answered:
+            if number not in answers:
                 asyncio.run(answers.add_response(number, custom_id, 200, f"r{number // 2}", body))
         answers.close()
         assert (tmp_path / "out").read_bytes() == whole
+
+
+def test_an_answer_that_is_written_after_its_writer_was_cancelled_counts(tmp_path, monkeypatch):
+    """Else the end of the batch would write a second one."""
+    begun, goes_on = threading.Event(), threading.Event()
+    write = os.write
+
+    def slow(descriptor: int, data: memoryview) -> int:
+        begun.set()
+        assert goes_on.wait(60)
+        return write(descriptor, data)
+
+    async def scene() -> None:
+        writer = asyncio.create_task(answers.add_response(0, "a", 200, "r0", b"{}"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        writer.cancel()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await writer
+
+    answers = opened(tmp_path)
+    monkeypatch.setattr("orca_master.batches.answer_files.os.write", slow)
+    asyncio.run(scene())
+    assert 0 in answers
+    answers.close()
 
 
 def test_a_line_that_is_longer_than_what_is_read_at_a_time(tmp_path, monkeypatch):
     whole = fill(tmp_path)
     monkeypatch.setattr("orca_master.batches.answer_files.READ_BYTES", 60)
     answers = opened(tmp_path)
-    assert (answers.output.numbers, answers.errors.numbers) == ([0, 2], [1, 3])
+    assert (answers.output.numbers, answers.errors.numbers) == ({0, 2}, {1, 3})
     answers.close()
     assert [(tmp_path / name).read_bytes() for name in ("out", "err")] == whole
 
@@ -119,7 +145,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypat
         asyncio.run(answers.add_error(1, "b" * 10, "x" * 20, "y"))
     monkeypatch.undo()
     assert (tmp_path / "err").read_bytes() == before
-    assert answers.answered == {0}
+    assert answers.errors.numbers == {0}
     assert room.total == len(before)
     asyncio.run(answers.add_error(1, "b", "x", "y"))
     answers.close()

@@ -28,6 +28,13 @@ def test_requests_come_in_the_order_of_their_lines(tmp_path):
     assert list(read_requests(path)) == expected
 
 
+@pytest.mark.parametrize(("store", "sent"), [(None, False), (False, False), (True, True)])
+def test_a_response_is_stored_only_if_its_line_says_so(tmp_path, store, sent):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(LINE | {"url": "/v1/responses", "body": {"input": "x", "store": store}}))
+    assert [request.body["store"] for request in read_requests(path)] == [sent]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -89,7 +96,7 @@ def test_an_output_is_continued_after_its_last_whole_line(tmp_path):
     assert lines[2] == {"id": "batch_cmpl-c", "custom_id": "c", "response": response, "error": None}
 
 
-@pytest.mark.parametrize("text", ["notes\n", "[1]\n", "{}\n", "[" * 100_000 + "\n"])
+@pytest.mark.parametrize("text", ["notes\n", "[1]\n", "{}\n", "[" * 100_000 + "\n", "notes", '{"id": "x"}'])
 def test_a_file_with_other_lines_is_not_written(tmp_path, text):
     path = tmp_path / "out.jsonl"
     path.write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.input_lines import InputLines
 from orca_master.endpoint.api_keys import digest
+from orca_master.engine.engine_client import EngineStatus
 from support.batches import GatedEngine, Server, created, ended, line, lines_of, play, servers, upload
 
 
@@ -40,6 +42,25 @@ def test_a_cancelled_batch_keeps_its_answers(server):
         assert (await client.batches.cancel(batch.id)).status == "cancelled"
         assert made.num_promised == 0
         await client.files.delete(file_id)
+
+    play(made, scene)
+
+
+class SmallQueue(GatedEngine):
+    """An engine in whose queue one request fits."""
+
+    @property
+    def status(self) -> EngineStatus:
+        return replace(super().status, max_queued_requests=1, max_queued_tokens=1)
+
+
+def test_choices_of_a_line_need_no_place_in_the_queue(server):
+    made = server(SmallQueue)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        made.scripted.engine.gate.set()
+        batch = await ended(client, (await created(client, await upload(client, line("a", n=3)))).id)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 0)
 
     play(made, scene)
 

@@ -6,6 +6,7 @@
     writes: COUNT   writes COUNT bytes without a line break to standard error before reading a command
     asks: KEY       waits for the value of this rendezvous key before it forms epoch 1; replies with the error, if any
     reads: [B, …]   rank I reports B[I] bytes of weights as read before it replies to a load
+    digests: [D, …] rank I has loaded files with this digest instead of those of the request
     complains: I    rank I replies to an iteration with the loss of another rank, and exits, unless it
     stays: true
     computes: true  replies to an iteration with its result, without tokens
@@ -55,6 +56,8 @@ def answer(command):
         return pb.RankReply(formed=pb.Formed()) if kind == "allocate" else pb.RankReply(allocated=pb.Allocated())
     if kind == "load":
         digest = load_digest(command.load) if command.load.model_path else "none"
+        if "digests" in script:
+            digest = script["digests"][command.tensor_rank]
         return pb.RankReply(load=pb.LoadProgress(facts=pb.ModelFacts(digest=digest)))
     if kind == "form":
         return formed()

@@ -190,6 +190,19 @@ def test_a_load_reports_the_mean_of_its_ranks_beside_the_bytes_of_the_partition(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("digests", [["of other files"] * 2, ["of other files", "of third files"]])
+def test_files_that_change_while_they_are_read_end_the_load(tmp_path, digests):
+    """As another pod replaces them on a shared volume."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {"digests": digests}) as (_, (stub,)):
+            with pytest.raises(grpc.aio.AioRpcError, match="files of the model changed while"):
+                await load(stub, load_request(1, 2, ranks=2))
+            assert (await stub.Describe(pb.DescribeRequest())).loaded_digest == ""
+
+    asyncio.run(run())
+
+
 def test_a_load_that_ends_while_another_begins_has_loaded_nothing(tmp_path):
     """The rank answers the first load and the unloading at once, and the second load not at all."""
 

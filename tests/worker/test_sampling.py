@@ -79,6 +79,20 @@ def test_rows_that_are_drawn_a_few_at_a_time_are_those_that_are_drawn_together(m
     assert max(sizes) <= 2
 
 
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(129, 400), st.sampled_from((0.1, 1.0, 6.0)), st.booleans())
+def test_few_likely_tokens_give_the_token_of_the_whole_vocabulary(seed, size, vocabulary, spread, rounded):
+    """Also among equal logits, of which more than the few searched ones may be kept."""
+    generator = np.random.default_rng(seed)
+    logits = torch.from_numpy(generator.normal(size=(size, vocabulary)).astype(np.float32) * spread)
+    logits = logits.round() if rounded else logits
+    choices = ([0.3, 1.0, 2.0], [0.2, 0.9, 1.0], range(9), range(9), [0, 1], [1, 2, 20, 127], [0.0, 0.1])
+    drawn = rows(*(generator.choice(values, size).tolist() for values in choices))
+    tokens = sample(logits, drawn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_few_kept", lambda *_: None)
+        assert torch.equal(tokens, sample(logits, drawn))
+
+
 def test_temperature_zero_is_greedy_and_small_nucleus_too():
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.9]])
     assert sample(logits, rows([0, 0], [1, 1], [1, 2], [0, 0])).tolist() == [1, 0]

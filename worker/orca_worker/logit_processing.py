@@ -25,10 +25,30 @@ class _Row:
     generated: torch.Tensor
     """[vocabulary] float32 counts of generated tokens."""
     num_generated: int
-    bias: torch.Tensor | None
-    """[vocabulary] float32."""
+    seen: torch.Tensor
+    """Tokens int64 of prompt and output in its first `num_seen` places, with repetitions; at most the vocabulary."""
+    num_seen: int
+    penalties: torch.Tensor
+    """[3] float32: repetition, frequency, presence."""
+    bias: tuple[torch.Tensor, torch.Tensor]
+    """[biased tokens] int64 and float32."""
     banned: torch.Tensor
     """[banned tokens] int64."""
+
+    def add_seen(self, tokens: torch.Tensor) -> None:
+        """Add tokens of the prompt or the output to `seen`, whose size doubles; more than the vocabulary are all."""
+        vocabulary, total = len(self.generated), self.num_seen + len(tokens)
+        if total >= vocabulary:
+            if self.num_seen < vocabulary:
+                self.seen = torch.arange(vocabulary, device=tokens.device)
+            self.num_seen = vocabulary
+            return
+        if total > len(self.seen):
+            grown = torch.zeros(min(2 * total, vocabulary), dtype=torch.int64, device=tokens.device)
+            grown[: self.num_seen] = self.seen[: self.num_seen]
+            self.seen = grown
+        self.seen[self.num_seen : total] = tokens
+        self.num_seen = total
 
 
 class LogitProcessors:
@@ -61,13 +81,9 @@ class LogitProcessors:
         places = [place for place, row in enumerate(sampling) if row in self._rows]
         if not places:
             return logits
-        rows = [self._rows[sampling[place]] for place in places]
-        chosen = self._tokens(places)
         processed = logits.clone()
-        processed[chosen] = self._process(logits[chosen], rows)
-        for place, row in zip(places, rows, strict=True):
-            if len(row.banned) and row.num_generated < row.sampling.min_tokens:
-                processed[place, row.banned] = -torch.inf
+        for place in places:
+            _process(processed[place], self._rows[sampling[place]])
         return processed
 
     def _note(self, state: _Row, tokens: torch.Tensor, position: int) -> None:
@@ -77,41 +93,44 @@ class LogitProcessors:
         generated = tokens[of_prompt:]
         state.num_generated += len(generated)
         state.generated.index_add_(0, generated, torch.ones(len(generated), device=self._device))
-
-    def _process(self, logits: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
-        generated = torch.stack([row.generated for row in rows])
-        seen = torch.stack([row.in_prompt for row in rows]) | (generated > 0)
-        repetition = self._column([row.sampling.repetition_penalty or 1.0 for row in rows])
-        logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-        logits = logits - generated * self._column([row.sampling.frequency_penalty for row in rows])
-        logits = logits - (generated > 0) * self._column([row.sampling.presence_penalty for row in rows])
-        for place, row in enumerate(rows):
-            if row.bias is not None:
-                logits[place] += row.bias
-        return logits
-
-    def _column(self, values: list[float]) -> torch.Tensor:
-        return to_device(self._device, np.array(values, np.float32))[0].unsqueeze(1)
+        state.add_seen(tokens)
 
     def _tokens(self, values: Iterable[int]) -> torch.Tensor:
         return to_device(self._device, np.fromiter(values, np.int64))[0]
 
     def _begin(self, admission: pb.Admission) -> _Row:
         sampling = admission.sampling
-        bias = None
-        if sampling.logit_bias.token:
-            biases = np.zeros(self._vocabulary, np.float32)
-            biases[list(sampling.logit_bias.token)] = list(sampling.logit_bias.value)
-            (bias,) = to_device(self._device, biases)
+        tokens, values = list(sampling.logit_bias.token), list(sampling.logit_bias.value)
+        penalties = [sampling.repetition_penalty or 1.0, sampling.frequency_penalty, sampling.presence_penalty]
+        biases, penalty = to_device(self._device, np.array(values, np.float32), np.array(penalties, np.float32))
         return _Row(
             sampling,
             admission.prompt_length,
             torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device),
             torch.zeros(self._vocabulary, device=self._device),
             0,
-            bias,
+            self._tokens(()),
+            0,
+            penalty,
+            (self._tokens(tokens), biases),
             self._tokens(admission.banned_token),
         )
+
+
+def _process(logits: torch.Tensor, row: _Row) -> None:
+    """Change the logits [vocabulary] of a row in place: only those of tokens in its text, biased or banned ones."""
+    seen = row.seen[: row.num_seen]
+    repetition, frequency, presence = row.penalties
+    values, generated = logits[seen], row.generated[seen]
+    in_text = row.in_prompt[seen] | (generated > 0)  # `seen` may be the whole vocabulary
+    values = torch.where(in_text, torch.where(values > 0, values / repetition, values * repetition), values)
+    values = values - generated * frequency
+    # Repeated tokens have equal values.
+    logits[seen] = values - (generated > 0) * presence
+    tokens, biases = row.bias
+    logits[tokens] += biases
+    if len(row.banned) and row.num_generated < row.sampling.min_tokens:
+        logits[row.banned] = -torch.inf
 
 
 def needs_processing(admission: pb.Admission) -> bool:

@@ -13,7 +13,7 @@ import torch
 from orca_kernels.device_copies import to_device
 from orca_protos import engine_pb2 as pb
 
-from orca_worker.sampling import SamplingRows
+from orca_worker.sampling import NUMBERS_AT_ONCE, SamplingRows
 
 
 def logprob_tensors(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) -> list[torch.Tensor]:
@@ -27,7 +27,9 @@ def logprob_tensors(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRo
     if len(wanted) == 0:
         return []
     (index,) = to_device(logits.device, wanted)
-    return at_tokens(torch.log_softmax(logits[index], dim=-1), tokens[index], int(rows.logprobs[wanted].max()))
+    count, at_once = int(rows.logprobs[wanted].max()), max(1, NUMBERS_AT_ONCE // logits.shape[-1])
+    parts = [at_tokens(torch.log_softmax(logits[some], dim=-1), tokens[some], count) for some in index.split(at_once)]
+    return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
 def at_tokens(logprobs: torch.Tensor, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:

@@ -76,7 +76,7 @@ class PartitionLoader:
             digest = await asyncio.to_thread(load_digest, request)
             same = self.request == request and self.facts and self.facts.digest == digest
             ranks = await (self._living_ranks(request) if same else self._empty_ranks(request))
-            async for progress in self._load(ranks, request):
+            async for progress in self._load(ranks, request, digest):
                 progress.total_bytes = num_bytes
                 yield progress
             yield pb.LoadProgress(facts=self.facts)
@@ -142,8 +142,11 @@ class PartitionLoader:
             self.ranks = kept
         return kept
 
-    async def _load(self, ranks: Ranks, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
-        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end."""
+    async def _load(self, ranks: Ranks, request: pb.LoadRequest, digest: str) -> AsyncIterator[pb.LoadProgress]:
+        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end.
+
+        Raises ModelError if `digest`, that of the files before, is not the one after each process has read them.
+        """
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
         try:
@@ -156,6 +159,8 @@ class PartitionLoader:
             raise
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
+        if progress.facts.digest != digest:
+            raise ModelError(f"{request.model_path}: files of the model changed while the worker read them")
         self.request, self.facts = request, progress.facts
 
 

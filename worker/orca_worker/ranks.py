@@ -164,7 +164,10 @@ class Ranks:
         try:
             while (message := await progress.get()) is not None:
                 yield message
-            yield pb.LoadProgress(facts=(await loading)[0])
+            facts = await loading
+            if len({each.digest for each in facts}) > 1:
+                raise ModelError(f"{request.model_path}: files of the model changed while the ranks read them")
+            yield pb.LoadProgress(facts=facts[0])
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)

@@ -16,7 +16,7 @@ from orca_protos import engine_pb2 as pb
 FEW = (128, 4096)
 """Numbers of most likely tokens to search for the kept ones, before sorting the whole vocabulary."""
 NUMBERS_AT_ONCE = 1 << 21
-"""Logits of the rows that are drawn together: the intermediate tensors hold up to 40 bytes per logit."""
+"""Logits of the rows that are computed together: the intermediate tensors hold up to 40 bytes per logit."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -100,7 +100,10 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, random: np.ndarray, tokens: 
     (index,) = to_device(logits.device, random)
     probabilities = torch.softmax(logits[index] / _column(rows.temperature[random], logits.device), dim=-1)
     cuts = (rows.top_k[random] > 0) | (rows.top_p[random] < 1) | (rows.min_p[random] > 0)
-    if cuts.any():
+    few = _few_kept(probabilities, rows, random)
+    if few is not None:
+        probabilities = few[1]
+    elif cuts.any():
         (cut,) = to_device(logits.device, np.flatnonzero(cuts))
         whole = probabilities[cut]
         probabilities[cut] = whole.masked_fill(whole < _least_kept(whole, rows, random[cuts]), 0.0)
@@ -109,7 +112,28 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, random: np.ndarray, tokens: 
     noise = _column(uniform(rows.seed[random], rows.choice[random], rows.position[random]), logits.device)
     target = torch.minimum(noise * total, torch.nextafter(total, torch.zeros_like(total)))
     place = torch.searchsorted(cumulative, target, right=True)
-    tokens[index] = place.clamp_(max=logits.shape[-1] - 1).squeeze(1)  # out of range only for NaN logits
+    place.clamp_(max=cumulative.shape[-1] - 1)  # out of range only for NaN logits
+    tokens[index] = (place if few is None else few[0].gather(1, place)).squeeze(1)
+
+
+def _few_kept(
+    probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the likeliest tokens int64 [K, F], ascending, among them all kept ones, and their probabilities, 0 for
+    those that are not kept. None if a row may keep a token beyond them.
+
+    Their cumulative distribution is that of `probabilities` [K, vocabulary] without the places at which it does not
+    grow, bit for bit, and much shorter.
+    """
+    if probabilities.shape[-1] <= FEW[0] or not ((rows.top_k[which] > 0) & (rows.top_k[which] < FEW[0])).all():
+        return None
+    likeliest, tokens = probabilities.topk(FEW[0])
+    last = likeliest.gather(1, _column(rows.top_k[which] - 1, probabilities.device))
+    if not (likeliest[:, -1:] < last).all():  # tokens that are as likely as the last kept one are kept, too
+        return None
+    tokens, order = tokens.sort(dim=1)
+    few = likeliest.gather(1, order)
+    return tokens, few.masked_fill(few < _least_kept(few, rows, which), 0.0)
 
 
 def _least_kept(probabilities: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> torch.Tensor:

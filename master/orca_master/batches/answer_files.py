@@ -29,7 +29,7 @@ class AnswerFile:
 
     def __init__(self, path: Path, threads: DiskThreads, room: Shares, owner: str) -> None:
         self.num_bytes = 0
-        self.numbers: list[int] = []
+        self.numbers: set[int] = set()
         """Numbers of the answered lines."""
         self.num_dropped = 0
         """Bytes of the unfinished line that was removed."""
@@ -52,7 +52,7 @@ class AnswerFile:
                 num_bytes += len(part)
             if not part:
                 break  # after a loss of power a file can end with zeros, too
-            self.numbers.append(int(answer[1]))
+            self.numbers.add(int(answer[1]))
             self.num_bytes += num_bytes
         self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
 
@@ -76,7 +76,7 @@ class AnswerFile:
             os.ftruncate(self._descriptor, self.num_bytes)
             raise
         self.num_bytes += len(line)
-        self.numbers.append(number)
+        self.numbers.add(number)
 
     def sync(self) -> None:
         """Return when all lines are on the disk; called on a thread."""
@@ -100,10 +100,12 @@ class AnswerFiles:
         except BaseException:
             self.output.close()
             raise
-        self.answered = {*self.output.numbers, *self.errors.numbers}
-        """Numbers of the lines with an answer."""
         self._turn = threading.Lock()
         self._sync_error: OSError | None = None
+
+    def __contains__(self, number: int) -> bool:
+        """Whether the line `number` has an answer; also one that was written after its writer was cancelled."""
+        return number in self.output.numbers or number in self.errors.numbers
 
     async def add_response(self, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> None:
         """Write the response to a line; `body` is JSON. Raises what AnswerFile.append raises."""
@@ -112,7 +114,6 @@ class AnswerFiles:
         head = f'{self._head(number, custom_id)}, "response": {{"status_code": {status}, "request_id": "{request_id}", '
         file = self.output if status == 200 else self.errors
         await file.append(number, b"".join((head.encode(), b'"body": ', body, b'}, "error": null}\n')))
-        self.answered.add(number)
 
     async def add_error(self, number: int, custom_id: str | None, code: str, message: str) -> None:
         """Write why a line has no response. Raises what AnswerFile.append raises."""
@@ -120,7 +121,6 @@ class AnswerFiles:
         await self.errors.append(
             number, f'{self._head(number, custom_id)}, "response": null, "error": {error}}}\n'.encode()
         )
-        self.answered.add(number)
 
     def sync(self) -> None:
         """Return when all answers are on the disk; called on threads. Raises OSError, from its first error on always.

@@ -143,7 +143,7 @@ class BatchRun:
             """Return the next line with its places: one line of a batch waits for them, the others are not read yet."""
             async with turn:
                 line = await lines.next()
-                while line is not None and line.number in answers.answered:
+                while line is not None and line.number in answers:
                     line = await lines.next()
                 if isinstance(line, BatchLine):
                     line = await self._adapters.ready(line)
@@ -220,7 +220,7 @@ class BatchRun:
         """
         with self._open_lines() as lines:
             while (line := await lines.next()) is not None:
-                if line.number not in answers.answered:
+                if line.number not in answers:
                     await answers.add_error(
                         line.number, line.custom_id, "batch_expired", "the batch was not finished within 24 hours"
                     )

@@ -17,6 +17,8 @@ from orca_master.errors import ConfigurationError
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages")
 """Values of `url`. OpenAI has the first four; the body is that of the route."""
+ANSWER = b'{"id": "batch_'
+"""The beginning of each line of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def _request(line: Any) -> BatchRequest:
         raise ValueError("body.stream: answers of a batch are not streamed")
     if body.get("background"):
         raise ValueError("body.background: a batch waits for its answers")
+    if url == "/v1/responses" and body.get("store") is None:
+        body["store"] = False  # those of a batch would push out the stored responses of their key
     return BatchRequest(custom_id, url, body)
 
 
@@ -125,10 +129,10 @@ class AnswerFile:
             raise ConfigurationError(f"{self._path}: another process writes this file") from error
         whole = 0
         for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and line[: len(ANSWER)] == ANSWER[: len(line)]:
                 break
             try:
-                answer = json.loads(line)
+                answer = json.loads(line if line.endswith(b"\n") else b"")
                 self._count(answer["custom_id"], answer["response"]["status_code"])
             except (ValueError, RecursionError, KeyError, TypeError) as error:
                 raise ConfigurationError(

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import re
 import secrets
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,13 @@ class BatchEngine(EngineClient):
     def status(self) -> EngineStatus:
         """See EngineClient."""
         status = self._engine.status
-        return replace(status, adapters=(*self.restored, *status.adapters)) if self.restored else status
+        # The places of batches are bounded by --batch-concurrency; a line takes none of the queue.
+        return replace(
+            status,
+            adapters=(*self.restored, *status.adapters),
+            max_queued_requests=sys.maxsize,
+            max_queued_tokens=sys.maxsize,
+        )
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
