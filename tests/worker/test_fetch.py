@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from orca_protos.model_files import TOKENIZER_BYTES
 from orca_worker.fetch_hub import _download_resumed
+from orca_worker.model_config import source_digest
 from orca_worker.weight_headers import INDEX
 from support.hub import COMMIT, REPOSITORY, Hub
 from support.served import eventually
@@ -156,6 +158,25 @@ def test_a_worker_fetches_its_partition_and_a_master_no_weights(hub, tmp_path):
     assert fetch(hub, tmp_path / "worker", "--partition", "1/2")[0] == 0
     weights = {name for name in present(tmp_path / "worker") if name.endswith(".safetensors")}
     assert weights == {f"model-{part}.safetensors" for part in ("embeddings", "layer2", "layer3")}
+
+
+def test_the_files_of_a_revision_name_it(hub, tmp_path):
+    """Whichever partition is fetched; a change that no worker reads makes no other revision."""
+
+    def source_of(pod: str, *options: str) -> str:
+        assert fetch(hub, tmp_path / pod, *options)[0] == 0
+        return source_digest(tmp_path / pod)
+
+    first = source_of("one", "--partition", "0/2")
+    assert first
+    hub.files["README.md"] = b"changed"
+    assert source_of("two", "--partition", "1/2") == first
+    assert source_of("master", "--without-weights") == ""
+    hub.files["model-layer0.safetensors"] = os.urandom(300_000)
+    assert source_of("two", "--partition", "1/2") != first
+    hub.files["tokenizer.json"] = b"x" * (TOKENIZER_BYTES + 1)
+    assert fetch(hub, tmp_path / "two", "--partition", "1/2")[0] == 1
+    assert source_digest(tmp_path / "two") == "", "a download that failed leaves no revision"
 
 
 def test_pods_that_share_a_volume_download_once(hub, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from orca_worker import loaded_partition
 from orca_worker.errors import ModelError
 from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
-from orca_worker.model_config import read_model_config
+from orca_worker.model_config import SOURCE_FILE, read_model_config, source_digest
 from support.checkpoints import VARIANTS
 from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.paged_varlen import fake_flash_attention
@@ -54,6 +55,17 @@ def test_the_facts_name_the_quantization(checkpoint):
     path = checkpoint("llama-gqa-tied")
     assert load_partition(request(path, quantization="int8"), 0, lambda _: None).facts().quantization == "int8"
     assert load_partition(request(path), 0, lambda _: None).facts().quantization == ""
+
+
+def test_the_facts_name_what_was_fetched(checkpoint, tmp_path):
+    """So that a master detects partitions of different revisions. A new revision is another load."""
+    path = shutil.copytree(checkpoint("llama-gqa-tied"), tmp_path / "model")
+    read = load_partition(request(path), 0, lambda _: None).facts()
+    assert read.source == ""
+    (path / SOURCE_FILE).write_text("{}")
+    fetched = load_partition(request(path), 0, lambda _: None).facts()
+    assert fetched.source == source_digest(path) != ""
+    assert fetched.digest != read.digest
 
 
 def test_the_facts_name_the_type_of_the_cache(checkpoint):

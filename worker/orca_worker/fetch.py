@@ -22,7 +22,7 @@ from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
 from orca_worker.fetch_source import FetchError, RemoteFile, Source, redact, without_queries
-from orca_worker.model_config import read_model_config
+from orca_worker.model_config import SOURCE_FILE, read_model_config
 from orca_worker.weight_headers import INDEX, SINGLE, read_index
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,9 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     files = source.list()
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
+    listed = json.dumps({name: files[name].identity for name in sorted(files) if WEIGHTS.match(name) or name in READ})
+    if weights:
+        (folder / SOURCE_FILE).unlink(missing_ok=True)
     names = []
     for name in sorted(name for name in files if _is_text(name)):
         if (size := files[name].size) > TOKENIZER_BYTES:
@@ -81,6 +84,8 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
             _download(source, folder, files[name])
         names += weight_names
     _remove_others(folder, files)
+    if weights:
+        _replace(folder / SOURCE_FILE, listed)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:
@@ -149,9 +154,13 @@ def _download(source: Source, folder: Path, file: RemoteFile) -> None:
 
 def _record(folder: Path, verified: Mapping[str, Any]) -> None:
     """Replace the record of complete files (see `_verified`)."""
-    partial = (folder / VERIFIED).with_suffix(".tmp")
-    partial.write_text(json.dumps(verified))
-    os.replace(partial, folder / VERIFIED)
+    _replace(folder / VERIFIED, json.dumps(verified))
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".tmp")
+    partial.write_text(text)
+    os.replace(partial, path)
 
 
 def _verified(record: Path) -> dict[str, Any]:

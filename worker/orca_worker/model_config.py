@@ -42,15 +42,28 @@ def read_model_config(model_path: Path) -> ModelConfig:
         raise ModelError(f"{path}: {error}") from error
 
 
+SOURCE_FILE = ".orca-source.json"
+"""Written by `orca fetch` when a folder is complete: names and digests of the weights and settings at the source."""
+
+
+def source_digest(model_path: Path) -> str:
+    """Return the digest of SOURCE_FILE; "" without the file: all workers read a folder that nobody has fetched."""
+    try:
+        return hashlib.sha256((model_path / SOURCE_FILE).read_bytes()).hexdigest()[:16]
+    except FileNotFoundError:
+        return ""
+
+
 def load_digest(request: pb.LoadRequest) -> str:
-    """Return a digest of config.json and the weight files (name, size, time), those of adapters and of a draft model
-    that the worker loads, and the request.
+    """Return a digest of config.json, the source, the weight files (name, size, time), those of adapters and of a draft
+    model that the worker loads, and the request.
 
     A second Load with the same digest is a no-op.
     """
     digest = hashlib.sha256()
     for path in (request.model_path, *([request.draft_model_path] if has_draft_model(request) else ())):
         digest.update((Path(path) / "config.json").read_bytes())
+        digest.update(source_digest(Path(path)).encode())
         for file in sorted(Path(path).glob("*.safetensors*")):
             status = file.stat()
             digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())

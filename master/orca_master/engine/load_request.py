@@ -1,11 +1,14 @@
-"""`load_requests`: what each worker of a pipeline loads; `check_applied`: whether it has."""
+"""`load_requests`: what each worker of a pipeline loads; `check_applied`, `common_facts`: whether it has."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
 
 
@@ -38,6 +41,22 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
         )
         for partition, address in enumerate(spec.workers)
     ]
+
+
+def common_facts(workers: Sequence[str], facts: Sequence[pb.ModelFacts]) -> pb.ModelFacts:
+    """Return the facts that the workers of a pipeline, at these addresses, have in common.
+
+    Raises WorkerLostError if they have fetched different revisions of the model: new pods fetch the same one.
+    """
+    sources = {each.source: worker for worker, each in zip(workers, facts, strict=True) if each.source}
+    if len(sources) > 1:
+        raise WorkerLostError(
+            f"workers {' and '.join(sources.values())} have different revisions of the model: name a commit in "
+            "spec.model.revision, and replace the pods",
+            worker=next(iter(sources.values())),
+            outside=True,
+        )
+    return facts[0]
 
 
 def check_applied(worker: str, request: pb.LoadRequest, facts: pb.ModelFacts) -> None:

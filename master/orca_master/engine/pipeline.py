@@ -26,7 +26,7 @@ from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
-from orca_master.engine.load_request import check_applied, load_requests
+from orca_master.engine.load_request import check_applied, common_facts, load_requests
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.engine.workers import PipelineReceiver
@@ -82,7 +82,7 @@ class Pipeline:
             self._load(worker, enter, request)
             for worker, request in zip(workers, load_requests(self._spec, topology, config), strict=True)
         )
-        self.facts = facts[0]
+        self.facts = common_facts(self._spec.workers, facts)
         enter(PipelinePhase.FORMING)
         await all_workers(worker.prepare(pb.PrepareRequest(epoch=self.epoch)) for worker in workers)
         await all_workers(
