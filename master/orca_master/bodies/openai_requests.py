@@ -7,7 +7,7 @@ names and meanings. Lengths are checked before contents, and a list is refused a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
@@ -171,6 +171,13 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 is only allowed with echo: true: send at least 1")
         return self
+
+    @property
+    def texts(self) -> list[str] | None:
+        """The prompts, None if they are token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return cast("list[str]", self.prompt) if isinstance(self.prompt[0], str) else None
 
     @property
     def prompt_logprob_counts(self) -> list[int]:

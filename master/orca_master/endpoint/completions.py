@@ -121,10 +121,16 @@ class CompletionFormat:
         return pieces if self._body.max_tokens else []
 
     def _echo_of(self, generation: Generation, index: int) -> str:
-        """Return the text of a prompt, decoded once for its consecutive choices."""
+        """Return the text of a prompt; token ids are decoded once for their consecutive choices."""
         if index % generation.choices_per_prompt == 0:
-            self._echo = self._codec.decode(list(generation.prompt_of(index)), skip_special_tokens=True)
+            text = self._text_of(generation, index)
+            prompt = list(generation.prompt_of(index))
+            self._echo = self._codec.decode(prompt, self._body.skip_special_tokens) if text is None else text
         return self._echo
+
+    def _text_of(self, generation: Generation, index: int) -> str | None:
+        """Return the prompt as the client sent it, None for token ids."""
+        return None if self._body.texts is None else self._body.texts[index // generation.choices_per_prompt]
 
     def _prompt_lists(
         self, generation: Generation, index: int, found: pb.PromptLogprobs
@@ -132,7 +138,9 @@ class CompletionFormat:
         """Yield the log probabilities of a choice's prompt, after whose text the offsets of its answer continue."""
         self._answer_offsets(generation, index, len(self._echo_of(generation, index)))
         numbers = PromptNumbers(generation.prompt_of(index), found, self._body.logprobs or 0, self._texts)
-        yield from numbers.lists()
+        text = self._text_of(generation, index)
+        in_ids = self._texts.offsets(0, self._body.skip_special_tokens)
+        yield from numbers.lists(in_ids if text is None else self._texts.offsets_in(text))
 
     def _all_lists(self, generation: Generation, index: int, pieces: list[Piece]) -> Iterator[CompletionLogprobs]:
         """Yield the log probabilities of a choice's prompt and answer."""
@@ -159,14 +167,10 @@ class CompletionFormat:
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
     """Return the prompts as token ids; raise RequestError without a tokenizer."""
-    if isinstance(body.prompt, str):
-        return [await endpoint.encode(body.prompt, "prompt")]
-    if isinstance(body.prompt[0], int):
-        return [cast("Sequence[int]", body.prompt)]
-    return [
-        await endpoint.encode(prompt, "prompt") if isinstance(prompt, str) else cast("Sequence[int]", prompt)
-        for prompt in body.prompt
-    ]
+    if body.texts is not None:
+        return [await endpoint.encode(text, "prompt") for text in body.texts]
+    prompts = [body.prompt] if isinstance(body.prompt[0], int) else body.prompt
+    return cast("list[Sequence[int]]", prompts)
 
 
 def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
