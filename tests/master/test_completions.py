@@ -98,3 +98,15 @@ def test_offsets_are_those_of_the_echo(scripted, of_ids, skips, offsets):
     assert text == ("hi" if of_ids and skips else TEXT) + "U"
     assert lists["tokens"] == [USER, "h", "i", END, "U"]
     assert lists["text_offset"] == offsets
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_the_tokens_themselves_are_among_the_likely_ones(scripted, top):
+    """As OpenAI's reference says, however unlikely they are: `logprobs: 0` is their log probabilities alone."""
+    codec = scripted.codec
+    body = CompletionRequest(prompt="ab", echo=True, logprobs=top)
+    _, lists = lists_of(codec, body, codec.encode("cd"), top)
+    likely = {codec.decode([token]): -0.5 for token in range(top)}
+    expected = [{**likely, token: value} for token, value in (("b", -5.0), ("c", -3.0), ("d", -3.0))]
+    assert lists["top_logprobs"] == [None, *expected]
+    assert lists["token_logprobs"] == [None, -5, -3, -3]

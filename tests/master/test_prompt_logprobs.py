@@ -71,6 +71,7 @@ def test_slices_change_nothing(codec, prompt, width, count, size):
         of_text: dict[str, float] = {}
         for place, token in enumerate(likely):
             of_text.setdefault(codec.decode([token]), -0.25 * place)
+        of_text.setdefault(codec.decode([prompt[position]]), -0.5 * (position - 1))
         assert whole.top_logprobs[position] == of_text
         assert list(entries[position]) == list(dict.fromkeys([prompt[position], *likely]))
         for place, token in enumerate(likely):
@@ -95,7 +96,9 @@ def test_of_tokens_with_one_text_the_likeliest_stays(codec):
     """Halves of characters."""
     texts = TokenTexts(codec)
     broken = [token for token in range(256) if codec.decode([token]) == "\ufffd"][:3]
-    assert texts.by_text([*broken, 5], [-0.5, -1.0, -2.0, -3.0]) == {"\ufffd": -0.5, codec.decode([5]): -3.0}
+    likely = [*broken, 5], [-0.5, -1.0, -2.0, -3.0]
+    expected = {"\ufffd": -0.5, codec.decode([5]): -3.0}
+    assert texts.by_text(*likely, (5, -3.0)) == texts.by_text(*likely, (broken[0], -0.5)) == expected
 
 
 def test_a_model_without_a_tokenizer_has_empty_texts(tmp_path):

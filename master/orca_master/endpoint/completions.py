@@ -153,9 +153,10 @@ class CompletionFormat:
             offsets = self._answer_offsets(generation, index, 0)
         for piece in pieces:
             assert piece.logprobs is not None
+            sampled = piece.token, piece.logprobs.sampled
             logprobs.tokens.append(self._texts.of(piece.token))
             logprobs.token_logprobs.append(piece.logprobs.sampled)
-            logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob))
+            logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob, sampled))
             logprobs.text_offset.append(offsets.next(piece.token))
         return logprobs
 

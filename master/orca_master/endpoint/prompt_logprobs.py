@@ -78,10 +78,13 @@ class TokenTexts:
         """Return the places of a prompt's tokens in its text, which begins a response."""
         return OffsetsInText(self._codec, self, text)
 
-    def by_text(self, tokens: Iterable[int], values: Iterable[float]) -> dict[str, float]:
-        """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest."""
+    def by_text(self, tokens: Iterable[int], values: Iterable[float], own: tuple[int, float]) -> dict[str, float]:
+        """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest.
+
+        `own`: the token that has the place, which may be unlikely, and its log probability.
+        """
         found: dict[str, float] = {}
-        for token, value in zip(tokens, values, strict=True):
+        for token, value in (*zip(tokens, values, strict=True), own):
             found.setdefault(self.of(token), max(value, LEAST))
         return found
 
@@ -160,8 +163,9 @@ class PromptNumbers:
                     part.token_logprobs.append(None)
                     part.top_logprobs.append(None)
                     continue
-                part.token_logprobs.append(max(self._found.logprob[position - 1], LEAST))
-                part.top_logprobs.append(self._texts.by_text(*self._likely(position)))
+                logprob = self._found.logprob[position - 1]
+                part.token_logprobs.append(max(logprob, LEAST))
+                part.top_logprobs.append(self._texts.by_text(*self._likely(position), (token, logprob)))
             yield part
 
     def entries(self) -> Iterator[list[Entry | None]]:
