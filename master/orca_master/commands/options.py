@@ -16,6 +16,7 @@ from orca_master.commands.argument_types import (
     bound_seconds,
     count,
     fraction,
+    host_name,
     positive,
     stall_seconds,
     wait_seconds,
@@ -130,6 +131,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
     parser.add_argument(
         "--allowed-hosts",
+        type=host_name,
         action="append",
         metavar="NAME",
         help="allowed names in a request's Host field, repeatable, * for any; others get 400 (any; loopback names if "
