@@ -1,14 +1,16 @@
-"""Completions: what `echo` returns of a prompt, and where the tokens are in it."""
+"""Completions: what `echo` returns of a prompt, where the tokens are in it, and their log probabilities."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.endpoint import completions
 from orca_master.endpoint.choice_run import Choice, Piece
 from orca_master.endpoint.completions import CompletionFormat, token_prompts
 from orca_master.endpoint.generation import Generation
@@ -110,3 +112,40 @@ def test_the_tokens_themselves_are_among_the_likely_ones(scripted, top):
     expected = [{**likely, token: value} for token, value in (("b", -5.0), ("c", -3.0), ("d", -3.0))]
     assert lists["top_logprobs"] == [None, *expected]
     assert lists["token_logprobs"] == [None, -5, -3, -3]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_the_log_probabilities_of_a_long_answer_let_the_event_loop_serve_others(scripted, monkeypatch, echo):
+    """In the response of each choice; a stream has the same ones."""
+    monkeypatch.setattr(completions, "SLICE_NUMBERS", 12)
+    body = CompletionRequest(prompt=[1], echo=echo, logprobs=2)
+    pieces = [
+        Piece(0, "a", 5, pb.Logprobs(sampled=-place, token=[1, 2], logprob=[-0.5, -1.0]), None) for place in range(400)
+    ]
+    pieces[0] = replace(pieces[0], prompt_logprobs=pb.PromptLogprobs())
+    generation = Generation("id", 5, [[1]], [cast(Choice, SimpleNamespace(index=0))], 1, 400)
+    style = CompletionFormat(body, "model", scripted.codec)
+
+    async def run() -> tuple[dict[str, str], int]:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        assert style.choice(generation, 0, pieces).logprobs is None
+        fields = await style.long_choice_fields(generation, 0, pieces)
+        counting.cancel()
+        return fields, turns
+
+    fields, turns = asyncio.run(run())
+    assert turns >= 400 / (12 / 3)
+    lists = json.loads(fields["logprobs"])
+    streamed = CompletionFormat(body, "model", scripted.codec)
+    chunks = [*streamed.prompt_chunks(generation, pieces[0]), *(streamed.chunk(generation, piece) for piece in pieces)]
+    for name, values in lists.items():
+        parts = [chunk.choices[0].model_dump()["logprobs"][name] for chunk in chunks]
+        assert values == [value for part in parts for value in part]

@@ -7,7 +7,7 @@ names and meanings. Lengths are checked before contents, and a list is refused a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -177,7 +177,7 @@ class CompletionRequest(GenerationRequest):
         """The prompts, None if they are token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        return cast("list[str]", self.prompt) if isinstance(self.prompt[0], str) else None
+        return self.prompt if isinstance(self.prompt[0], str) else None
 
     @property
     def prompt_logprob_counts(self) -> list[int]:

@@ -14,7 +14,14 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
-from orca_master.endpoint.prompt_logprobs import PromptNumbers, TextOffsets, TokenTexts, entries_json, lists_json
+from orca_master.endpoint.prompt_logprobs import (
+    SLICE_NUMBERS,
+    PromptNumbers,
+    TextOffsets,
+    TokenTexts,
+    entries_json,
+    lists_json,
+)
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
@@ -70,7 +77,7 @@ class CompletionFormat:
         fields: dict[str, str] = {}
         if pieces[0].prompt_logprobs is not None:
             self._of_prompt = pieces[0].prompt_logprobs
-        if self._echoes_logprobs:
+        if self._body.logprobs is not None:
             fields["logprobs"] = await lists_json(self._all_lists(generation, index, pieces))
         if (count := self._body.prompt_logprobs) is not None:
             numbers = PromptNumbers(generation.prompt_of(index), self._of_prompt, count, self._texts)
@@ -105,8 +112,7 @@ class CompletionFormat:
         echo = self._echo_of(generation, index) if opening and self._body.echo else ""
         wants_ids = self._body.return_token_ids
         finish_reason = pieces[-1].finish_reason if pieces else None
-        lists_follow = opening and self._echoes_logprobs  # in `long_choice_fields` or `prompt_chunks`
-        wants_logprobs = self._body.logprobs is not None and not lists_follow
+        wants_logprobs = self._body.logprobs is not None and not opening  # else `long_choice_fields`, `prompt_chunks`
         return CompletionChoice(
             index=index,
             text=echo + "".join(piece.text for piece in kept),
@@ -143,9 +149,13 @@ class CompletionFormat:
         yield from numbers.lists(in_ids if text is None else self._texts.offsets_in(text))
 
     def _all_lists(self, generation: Generation, index: int, pieces: list[Piece]) -> Iterator[CompletionLogprobs]:
-        """Yield the log probabilities of a choice's prompt and answer."""
-        yield from self._prompt_lists(generation, index, self._of_prompt)
-        yield self._logprobs(generation, index, self._kept(pieces))
+        """Yield the log probabilities of a choice: with `echo` its prompt's, then its answer's, slice by slice."""
+        if self._body.echo:
+            yield from self._prompt_lists(generation, index, self._of_prompt)
+        kept = self._kept(pieces)
+        size = max(1, SLICE_NUMBERS // (1 + (self._body.logprobs or 0)))
+        for start in range(0, len(kept), size):
+            yield self._logprobs(generation, index, kept[start : start + size])
 
     def _logprobs(self, generation: Generation, index: int, pieces: list[Piece]) -> CompletionLogprobs:
         logprobs = CompletionLogprobs()
