@@ -53,6 +53,33 @@ def test_keys_from_a_pipe_stay_valid(tmp_path):
     assert [ring.accepts(key) for key in ("secret", "", "secret")] == [True, False, True]
 
 
+@pytest.mark.parametrize("form", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_a_file_behind_a_descriptor_is_followed_by_its_name(tmp_path, form):
+    path = tmp_path / "keys"
+    path.write_text("old")
+    with path.open() as file:
+        made = config("--api-key-file", form.format(file.fileno()))
+        ring = KeyRing(made.api_keys, made.api_key_file, reload_seconds=0)
+        assert ring.accepts("old")
+        (tmp_path / "keys.new").write_text("new")
+        (tmp_path / "keys.new").rename(path)
+        assert [ring.accepts(key) for key in ("old", "new")] == [False, True]
+
+
+def test_a_file_behind_a_descriptor_that_has_no_name_is_read_once(tmp_path, caplog):
+    """Also if another file has the name by then."""
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "keys"
+    path.write_text("old")
+    with path.open() as file:
+        path.unlink()
+        path.with_name("keys (deleted)").write_text("other")
+        option = f"/dev/fd/{file.fileno()}"
+        made = config("--api-key-file", option)
+    assert (made.api_keys, made.api_key_file) == ({digest("old")}, None)
+    assert f"--api-key-file {option}: it can be read only once, its keys are not reloaded" in caplog.text
+
+
 def test_a_file_that_becomes_a_pipe_does_not_block(tmp_path):
     path = tmp_path / "keys"
     path.write_text("old")

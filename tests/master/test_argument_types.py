@@ -23,6 +23,12 @@ from orca_master.commands import argument_types as types
         (types.slots, str(BLOCK_SIZE), BLOCK_SIZE),
         (types.fraction, "1", 1.0),
         (types.fraction, "1e-3", 0.001),
+        (types.host_name, "*", "*"),
+        (types.host_name, "Api.example", "api.example"),
+        (types.host_name, "api.example:8000", "api.example"),
+        (types.host_name, "api.example.", "api.example"),
+        (types.host_name, "10.0.0.1:80", "10.0.0.1"),
+        *((types.host_name, text, "::1") for text in ("::1", "[::1]", "[::1]:8000")),
     ],
 )
 def test_values_up_to_the_bounds(kind, text, value):
@@ -50,6 +56,25 @@ def test_values_up_to_the_bounds(kind, text, value):
         (types.fraction, "1.01", "above 0 and up to 1"),
         (types.fraction, "nan", "above 0 and up to 1"),
         (types.fraction, "much", "above 0 and up to 1"),
+        *(
+            (types.host_name, text, "is no name or address of a host, and not \\* for any")
+            for text in (
+                "",
+                ":8000",
+                ".",
+                "http://a",
+                "a/b",
+                "a,b",
+                "a b",
+                "*.a",
+                "u@a",
+                "[::1",
+                "a:b",
+                "a:b:c",
+                "ü",
+                "a\n",
+            )
+        ),
     ],
 )
 def test_values_beyond_the_bounds(kind, text, words):

@@ -392,6 +392,25 @@ def test_no_texts_are_written(tmp_path):
     assert json.loads(line[9:])[2]["body"] == {"stop": "ü\n"}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "echo", "texts"),
+    [("ab", True, ["ab"]), (["ab", "c"], True, ["ab", "c"]), ("ab", False, None), ([1, 2], True, None)],
+)
+def test_only_texts_that_the_response_repeats_are_recorded(tmp_path, prompt, echo, texts):
+    async def play() -> None:
+        generator = idle_generator(tmp_path)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
+        body = CompletionRequest(prompt=prompt, echo=echo)
+        recorder = resumable.accept("completions", body, generator.prepare("cmpl-", body, [[1]], 16, None), "")
+        assert recorder is not None
+        assert isinstance(recorder.body, CompletionRequest)
+        assert recorder.body.texts == texts
+        assert ("prompt" in recorder.accepted.body) == (texts is not None)
+        await resumable.close()
+
+    asyncio.run(play())
+
+
 def idle_generator(folder: Path) -> Generator:
     engine = Idle()
     return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), None, 1 << 20)

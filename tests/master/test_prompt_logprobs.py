@@ -49,13 +49,15 @@ def test_slices_change_nothing(codec, prompt, width, count, size):
     entries: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompt_logprobs, "SLICE_NUMBERS", size)
-        for part in numbers.lists():
+        places = TokenTexts(codec).offsets(0, skip_special_tokens=True)
+        for part in numbers.lists(places):
             assert len(part.tokens) <= max(1, size)
             for name, values in part.model_dump().items():
                 getattr(whole, name).extend(values)
         for entry in numbers.entries():
             entries.extend(entry)
-        texts = asyncio.run(lists_json(numbers.lists())), asyncio.run(entries_json(numbers.entries()))
+        places = TokenTexts(codec).offsets(0, skip_special_tokens=True)
+        texts = asyncio.run(lists_json(numbers.lists(places))), asyncio.run(entries_json(numbers.entries()))
     assert json.loads(texts[0]) == whole.model_dump()
     assert json.loads(texts[1]) == json.loads(json.dumps(entries))
     kept = min(width, count)
@@ -69,6 +71,7 @@ def test_slices_change_nothing(codec, prompt, width, count, size):
         of_text: dict[str, float] = {}
         for place, token in enumerate(likely):
             of_text.setdefault(codec.decode([token]), -0.25 * place)
+        of_text.setdefault(codec.decode([prompt[position]]), -0.5 * (position - 1))
         assert whole.top_logprobs[position] == of_text
         assert list(entries[position]) == list(dict.fromkeys([prompt[position], *likely]))
         for place, token in enumerate(likely):
@@ -85,7 +88,7 @@ def test_a_probability_of_zero_is_a_finite_number(codec):
     (entry,) = numbers.entries()
     assert entry[1] is not None
     assert [number["logprob"] for number in entry[1].values()] == [-9999.0] * 2
-    (part,) = numbers.lists()
+    (part,) = numbers.lists(TokenTexts(codec).offsets(0, skip_special_tokens=True))
     assert part.token_logprobs == [None, -9999.0]
 
 
@@ -93,12 +96,15 @@ def test_of_tokens_with_one_text_the_likeliest_stays(codec):
     """Halves of characters."""
     texts = TokenTexts(codec)
     broken = [token for token in range(256) if codec.decode([token]) == "\ufffd"][:3]
-    assert texts.by_text([*broken, 5], [-0.5, -1.0, -2.0, -3.0]) == {"\ufffd": -0.5, codec.decode([5]): -3.0}
+    likely = [*broken, 5], [-0.5, -1.0, -2.0, -3.0]
+    expected = {"\ufffd": -0.5, codec.decode([5]): -3.0}
+    assert texts.by_text(*likely, (5, -3.0)) == texts.by_text(*likely, (broken[0], -0.5)) == expected
 
 
 def test_a_model_without_a_tokenizer_has_empty_texts(tmp_path):
-    numbers = PromptNumbers([1, 2], found_for([1, 2], 2), 2, TokenTexts(TextCodec(tmp_path)))
-    (part,) = numbers.lists()
+    texts = TokenTexts(TextCodec(tmp_path))
+    numbers = PromptNumbers([1, 2], found_for([1, 2], 2), 2, texts)
+    (part,) = numbers.lists(texts.offsets(0, skip_special_tokens=True))
     assert (part.tokens, part.text_offset) == (["", ""], [0, 0])
 
 
@@ -143,9 +149,28 @@ def test_a_space_that_begins_a_token_counts(tmp_path):
     assert offsets_in(TextCodec(tmp_path), [0, 1, 2]) == [3, 6, 10]
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens", "places"),
+    [
+        ("<|user|>hé<|end|>b", ["<|user|>", *"hé", "<|end|>", "b"], [0, 8, 9, 9, 10, 17]),
+        ("ab", ["<|end|>", *"ab", "<|end|>"], [0, 0, 1, 2]),
+        ("a<|user|> \nb", ["a", "<|user|>", "b"], [0, 1, 9]),
+        ("<|user|>ab", ["<|user|>", *" ab"], [0, 8, 8, 9]),
+        ("AbC", [*"abc", "<|end|>"], [0, 1, 2, 3]),
+        ("a", [*"abc"], [0, 1, 1]),
+    ],
+    ids=["special tokens", "added tokens", "dropped spaces", "an added space", "other letters", "more letters"],
+)
+def test_the_tokens_of_a_text_have_places_in_it(tmp_path, text, tokens, places):
+    """Whatever the tokenizer adds, drops and changes."""
+    codec = TextCodec(make_model(tmp_path, "", ["<|user|>"]))
+    offsets = TokenTexts(codec).offsets_in(text)
+    assert [offsets.next(token) for part in tokens for token in codec.encode(part)] == places
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_of_each_answer_continue_after_its_own_prompt(codec, stream):
-    """Each prompt has characters of several tokens and a special token, each answer one."""
+    """Each prompt has characters of several tokens, and a special token that is not in its text, each answer one."""
     body = CompletionRequest(prompt=["a€", "é"], n=2, echo=True, logprobs=0, max_tokens=2)
     prompts = [[256, *codec.encode(text)] for text in body.prompt]
     choices = [cast(Choice, SimpleNamespace(index=index)) for index in range(4)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 from orca_master.endpoint.answer_parts import Parts
+from orca_master.endpoint.response_objects import wire_json
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.text.tool_calls import CallDelta
 
@@ -31,6 +33,11 @@ def play(*parts: Parts, status: Any = "completed") -> tuple[ResponseOutput, list
     return output, events
 
 
+def wire(value: Any) -> Any:
+    """Return what clients read."""
+    return json.loads(wire_json(value))
+
+
 def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
@@ -43,11 +50,11 @@ def test_events_of_a_message_come_in_the_documented_order():
     ]  # fmt: skip
     part = {"type": "output_text", "text": "ab", "annotations": [], "logprobs": []}
     message = {"type": "message", "id": "msg_120000", "status": "completed", "role": "assistant", "content": [part]}
-    assert output.items == [message]
+    assert wire(output.items) == [message]
     assert events[0]["item"] == {**message, "status": "in_progress", "content": []}
     assert events[1]["part"] == {**part, "text": ""}
     assert [event["delta"] for event in events[2:4]] == ["a", "b"]
-    assert (events[4]["text"], events[5]["part"], events[6]["item"]) == ("ab", part, message)
+    assert (events[4]["text"], *wire([events[5]["part"], events[6]["item"]])) == ("ab", part, message)
     place = {"item_id": "msg_120000", "output_index": 0, "content_index": 0}
     assert all(place.items() <= event.items() for event in events[1:6])
 
@@ -121,7 +128,37 @@ def test_log_probabilities_are_those_of_the_text():
     output.feed(text(""), [LOGPROB])  # the end of sequence has no text
     events = output.end("completed")
     done = next(event for event in events if event["type"] == "response.output_text.done")
-    assert done["logprobs"] == [LOGPROB] * 3
+    assert wire(done)["logprobs"] == [LOGPROB] * 3
+
+
+def test_log_probabilities_are_encoded_when_they_come(monkeypatch):
+    """Not at the end, where five events and the record of a response have all of them, nor once for each event."""
+    output = ResponseOutput("resp_1", lambda index: "")
+    logprobs = [{**LOGPROB, "token": token} for token in ("a", '"', "é", "\ud800")]
+    for place, logprob in enumerate(logprobs):
+        output.feed(text(str(place)), [logprob])
+    with monkeypatch.context() as patch:
+        texts: list[str] = []
+        dumps = json.dumps
+        patch.setattr(json, "dumps", lambda *values, **options: texts.append(dumps(*values, **options)) or texts[-1])
+        events = [wire_json(event) for event in output.end("completed")]
+        response = wire_json({"output": output.items, "metadata": {"a": "\ud800"}})
+    assert len(texts) == 3 + 2, "with the lone surrogate once more"
+    assert not any('"bytes"' in text for text in texts)
+    done, part, item = map(json.loads, events)
+    (message,) = json.loads(response)["output"]
+    contents = [done, part["part"], *item["item"]["content"], *message["content"]]
+    assert [content["logprobs"] for content in contents] == [logprobs] * 4
+
+
+def test_each_message_has_log_probabilities_of_its_own():
+    output = ResponseOutput("resp_1", lambda index: "")
+    output.feed(text("a"), [LOGPROB] * 2)
+    output.feed(call(0, "f", "{}"), [])
+    output.feed(text("b"), [LOGPROB])
+    output.end("completed")
+    first, _, second = wire(output.items)
+    assert [message["content"][0]["logprobs"] for message in (first, second)] == [[LOGPROB] * 2, [LOGPROB]]
 
 
 def test_log_probabilities_of_markers_and_of_space_before_a_text_are_left_out():

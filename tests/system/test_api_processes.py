@@ -203,6 +203,25 @@ def test_limits_reach_the_processes(model):
 
 
 @pytest.mark.long
+def test_keys_from_the_standard_input_follow_the_name_of_its_file(model, tmp_path):
+    """A file that takes the name of the one that was opened is read by all processes."""
+    path = tmp_path / "keys"
+    path.write_text("old\n")
+    options = ("--api-processes", "2", "--api-key-file", "/dev/stdin")
+    with serve(model, *options, cwd=tmp_path, prefix=("sh", "-c", 'exec "$@" < keys', "sh")) as server:
+
+        def statuses(key: str) -> set[int]:
+            """Of requests in connections of their own, with which the kernel reaches all processes."""
+            headers = {"Authorization": f"Bearer {key}"}
+            return {httpx.get(f"{server.url}/v1/models", headers=headers).status_code for _ in range(16)}
+
+        assert (statuses("old"), statuses("new")) == ({200}, {401})
+        (tmp_path / "keys.new").write_text("new\n")
+        (tmp_path / "keys.new").rename(path)
+        assert eventually(lambda: (statuses("old"), statuses("new")) == ({401}, {200})), server.log
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("min_tokens", [2**32, 10**30])
 def test_values_that_no_message_can_carry_are_refused(served, min_tokens):
     """The request alone: the next one is served."""

@@ -173,6 +173,13 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
+    def texts(self) -> list[str] | None:
+        """The prompts, None if they are token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return self.prompt if isinstance(self.prompt[0], str) else None
+
+    @property
     def prompt_logprob_counts(self) -> list[int]:
         """See GenerationRequest; with `echo` also that of `logprobs`."""
         return super().prompt_logprob_counts + ([self.logprobs] if self.echo and self.logprobs is not None else [])

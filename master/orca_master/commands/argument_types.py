@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
+from orca_master.endpoint.config import name_of
+
+HOST = re.compile(r"(\[[0-9A-F:.]+\]|[A-Z0-9._-]+)(:[0-9]*)?", re.ASCII | re.IGNORECASE)
+"""What clients send as Host."""
 MAX_NUMBER = 2**31 - 1
 MAX_SLOTS = 2**63 - 1
 MAX_BYTES = 2**63 - 1
@@ -31,6 +36,15 @@ def count(text: str) -> int:
 def num_bytes(text: str) -> int:
     """Parse a number of bytes, from 1 to MAX_BYTES."""
     return positive(text, MAX_BYTES)
+
+
+def host_name(text: str) -> str:
+    """Parse the name or address of a host, also with a port, which is dropped; * stands for any host."""
+    host = f"[{text}]" if text.count(":") > 1 and "[" not in text else text
+    name = name_of(host) if HOST.fullmatch(host) else ""
+    if not name and text != "*":
+        raise argparse.ArgumentTypeError(f"{text!r} is no name or address of a host, and not * for any")
+    return name or text
 
 
 def wait_seconds(text: str) -> int:

@@ -16,6 +16,7 @@ from orca_master.commands.argument_types import (
     bound_seconds,
     count,
     fraction,
+    host_name,
     positive,
     stall_seconds,
     wait_seconds,
@@ -24,7 +25,7 @@ from orca_master.commands.batch_options import add_batch_options, batch_config
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.commands.response_options import add_response_options, store_limits
 from orca_master.commands.scheduling_options import add_scheduling_options, target_itl
-from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, read_key_file
+from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, lasting_path, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
@@ -130,6 +131,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
     parser.add_argument(
         "--allowed-hosts",
+        type=host_name,
         action="append",
         metavar="NAME",
         help="allowed names in a request's Host field, repeatable, * for any; others get 400 (any; loopback names if "
@@ -242,8 +244,10 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
     key_file: Path | None = arguments.api_key_file
     if key_file is not None:
         file_keys = read_key_file(key_file)  # ends the start if the file is invalid; each KeyRing reads it again
-        if not key_file.is_file():  # a pipe, which can be read only once
-            keys, key_file = keys | file_keys, None
+        if (lasting := lasting_path(key_file)) is None:
+            logger.info("--api-key-file %s: it can be read only once, its keys are not reloaded", key_file)
+            keys |= file_keys
+        key_file = lasting
     hosts = arguments.allowed_hosts or default_hosts(arguments.host)
     origins = arguments.allowed_origins
     if (keys or key_file) and origins is None:

@@ -6,20 +6,11 @@ origin. The browser still sends the page's host name as Host.
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from orca_master.endpoint.config import name_of
 from orca_master.endpoint.responding import error_response
-
-
-def name_of(host: str) -> str:
-    """Return the name in a Host field, without port and brackets, in lower case; "" if it has none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
 
 
 class AllowedHosts:

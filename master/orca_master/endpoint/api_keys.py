@@ -25,6 +25,7 @@ ENVIRONMENT = "ORCA_API_KEY"
 PREFIX = "sha256:"
 MAX_FILE_BYTES = 1 << 20
 RELOAD_SECONDS = 5.0
+_DESCRIPTOR = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/[0-9]+", re.ASCII)
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
@@ -75,6 +76,19 @@ def read_key_file(path: Path, opener: Callable[[str, int], int] | None = None) -
     if not keys:
         raise ConfigurationError(f"{source}: the file contains no key")
     return digests_of(keys, source)
+
+
+def lasting_path(path: Path) -> Path | None:
+    """Return the path at which a key file can be read again after changes, None for a pipe or a file without a name.
+
+    The path of a descriptor leads to the file that was opened, also after another file has got its name.
+    """
+    if not path.is_file():
+        return None
+    if not _DESCRIPTOR.fullmatch(str(path)):
+        return path
+    named = path.resolve()
+    return named if os.path.isfile(named) and os.path.samefile(named, path) else None
 
 
 class KeyRing:

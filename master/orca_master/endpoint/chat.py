@@ -219,8 +219,10 @@ def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
 async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, request: Request, prefix: str) -> Generation:
     """Render and check a conversation, and return the generation of its next message, with an id after `prefix`."""
     prompt = await chat_prompt(endpoint, body, owner_of(request))
-    # Default as in vLLM: the rest of the context.
-    max_tokens = body.max_completion_tokens or body.max_tokens or room_after(endpoint, prompt)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    if max_tokens is None:  # as in vLLM
+        room = room_after(endpoint, prompt)
+        max_tokens = min(room, endpoint.codec.max_new_tokens or room)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     timeout = requested_timeout(request.headers)
     return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, timeout, owner_of(request))

@@ -14,7 +14,14 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
-from orca_master.endpoint.prompt_logprobs import PromptNumbers, TextOffsets, TokenTexts, entries_json, lists_json
+from orca_master.endpoint.prompt_logprobs import (
+    SLICE_NUMBERS,
+    PromptNumbers,
+    TextOffsets,
+    TokenTexts,
+    entries_json,
+    lists_json,
+)
 from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
@@ -70,7 +77,7 @@ class CompletionFormat:
         fields: dict[str, str] = {}
         if pieces[0].prompt_logprobs is not None:
             self._of_prompt = pieces[0].prompt_logprobs
-        if self._echoes_logprobs:
+        if self._body.logprobs is not None:
             fields["logprobs"] = await lists_json(self._all_lists(generation, index, pieces))
         if (count := self._body.prompt_logprobs) is not None:
             numbers = PromptNumbers(generation.prompt_of(index), self._of_prompt, count, self._texts)
@@ -105,8 +112,7 @@ class CompletionFormat:
         echo = self._echo_of(generation, index) if opening and self._body.echo else ""
         wants_ids = self._body.return_token_ids
         finish_reason = pieces[-1].finish_reason if pieces else None
-        lists_follow = opening and self._echoes_logprobs  # in `long_choice_fields` or `prompt_chunks`
-        wants_logprobs = self._body.logprobs is not None and not lists_follow
+        wants_logprobs = self._body.logprobs is not None and not opening  # else `long_choice_fields`, `prompt_chunks`
         return CompletionChoice(
             index=index,
             text=echo + "".join(piece.text for piece in kept),
@@ -121,10 +127,16 @@ class CompletionFormat:
         return pieces if self._body.max_tokens else []
 
     def _echo_of(self, generation: Generation, index: int) -> str:
-        """Return the text of a prompt, decoded once for its consecutive choices."""
+        """Return the text of a prompt; token ids are decoded once for their consecutive choices."""
         if index % generation.choices_per_prompt == 0:
-            self._echo = self._codec.decode(list(generation.prompt_of(index)), skip_special_tokens=True)
+            text = self._text_of(generation, index)
+            prompt = list(generation.prompt_of(index))
+            self._echo = self._codec.decode(prompt, self._body.skip_special_tokens) if text is None else text
         return self._echo
+
+    def _text_of(self, generation: Generation, index: int) -> str | None:
+        """Return the prompt as the client sent it, None for token ids."""
+        return None if self._body.texts is None else self._body.texts[index // generation.choices_per_prompt]
 
     def _prompt_lists(
         self, generation: Generation, index: int, found: pb.PromptLogprobs
@@ -132,12 +144,18 @@ class CompletionFormat:
         """Yield the log probabilities of a choice's prompt, after whose text the offsets of its answer continue."""
         self._answer_offsets(generation, index, len(self._echo_of(generation, index)))
         numbers = PromptNumbers(generation.prompt_of(index), found, self._body.logprobs or 0, self._texts)
-        yield from numbers.lists()
+        text = self._text_of(generation, index)
+        in_ids = self._texts.offsets(0, self._body.skip_special_tokens)
+        yield from numbers.lists(in_ids if text is None else self._texts.offsets_in(text))
 
     def _all_lists(self, generation: Generation, index: int, pieces: list[Piece]) -> Iterator[CompletionLogprobs]:
-        """Yield the log probabilities of a choice's prompt and answer."""
-        yield from self._prompt_lists(generation, index, self._of_prompt)
-        yield self._logprobs(generation, index, self._kept(pieces))
+        """Yield the log probabilities of a choice: with `echo` its prompt's, then its answer's, slice by slice."""
+        if self._body.echo:
+            yield from self._prompt_lists(generation, index, self._of_prompt)
+        kept = self._kept(pieces)
+        size = max(1, SLICE_NUMBERS // (1 + (self._body.logprobs or 0)))
+        for start in range(0, len(kept), size):
+            yield self._logprobs(generation, index, kept[start : start + size])
 
     def _logprobs(self, generation: Generation, index: int, pieces: list[Piece]) -> CompletionLogprobs:
         logprobs = CompletionLogprobs()
@@ -145,9 +163,10 @@ class CompletionFormat:
             offsets = self._answer_offsets(generation, index, 0)
         for piece in pieces:
             assert piece.logprobs is not None
+            sampled = piece.token, piece.logprobs.sampled
             logprobs.tokens.append(self._texts.of(piece.token))
             logprobs.token_logprobs.append(piece.logprobs.sampled)
-            logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob))
+            logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob, sampled))
             logprobs.text_offset.append(offsets.next(piece.token))
         return logprobs
 
@@ -159,14 +178,10 @@ class CompletionFormat:
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
     """Return the prompts as token ids; raise RequestError without a tokenizer."""
-    if isinstance(body.prompt, str):
-        return [await endpoint.encode(body.prompt, "prompt")]
-    if isinstance(body.prompt[0], int):
-        return [cast("Sequence[int]", body.prompt)]
-    return [
-        await endpoint.encode(prompt, "prompt") if isinstance(prompt, str) else cast("Sequence[int]", prompt)
-        for prompt in body.prompt
-    ]
+    if body.texts is not None:
+        return [await endpoint.encode(text, "prompt") for text in body.texts]
+    prompts = [body.prompt] if isinstance(body.prompt[0], int) else body.prompt
+    return cast("list[Sequence[int]]", prompts)
 
 
 def add_completions(app: FastAPI, endpoint: Endpoint) -> None:

@@ -1,10 +1,11 @@
-"""`EndpointConfig`: the options of the endpoint, and the default of its allowed host names."""
+"""`EndpointConfig`: the options of the endpoint, and the names of its allowed hosts."""
 
 from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from orca_contract.model_choices import Pooling
 from orca_protos.http_limits import HttpLimits
@@ -13,6 +14,14 @@ from orca_master.batches.config import BatchConfig
 from orca_master.endpoint.response_store import StoreLimits
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def name_of(host: str) -> str:
+    """Return the name in a Host field, without port and brackets, in lower case; "" if it has none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
 
 
 def default_hosts(listen_host: str) -> tuple[str, ...]:

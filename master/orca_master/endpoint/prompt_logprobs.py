@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ MAX_NUMBERS = 2**20
 """Most log probabilities of prompts in one response: 60 MB of JSON."""
 LEAST = -9999.0
 """Stands for a probability of 0, because JSON has no infinity (vLLM's)."""
+SPACES = re.compile(r"\s*")
 Entry = dict[int, dict[str, float | int | str]]
 """Fields of PromptLogprob by token id."""
 
@@ -72,10 +74,17 @@ class TokenTexts:
         """Return the places of tokens, which follow those `before`, in a text that begins at `start` of a response."""
         return TextOffsets(self._codec, self, start, skip_special_tokens, before)
 
-    def by_text(self, tokens: Iterable[int], values: Iterable[float]) -> dict[str, float]:
-        """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest."""
+    def offsets_in(self, text: str) -> OffsetsInText:
+        """Return the places of a prompt's tokens in its text, which begins a response."""
+        return OffsetsInText(self._codec, self, text)
+
+    def by_text(self, tokens: Iterable[int], values: Iterable[float], own: tuple[int, float]) -> dict[str, float]:
+        """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest.
+
+        `own`: the token that has the place, which may be unlikely, and its log probability.
+        """
         found: dict[str, float] = {}
-        for token, value in zip(tokens, values, strict=True):
+        for token, value in (*zip(tokens, values, strict=True), own):
             found.setdefault(self.of(token), max(value, LEAST))
         return found
 
@@ -103,6 +112,35 @@ class TextOffsets:
         return offset
 
 
+class OffsetsInText:
+    """Places of a prompt's consecutive tokens in the client's text.
+
+    A special token that the tokenizer added has none: it is at the place of the next token. The texts of tokens can
+    lack spaces of the text beside special tokens, or have more.
+    """
+
+    def __init__(self, codec: TextCodec, texts: TokenTexts, text: str) -> None:
+        self._texts = texts
+        self._text = text
+        self._offset = 0
+        self._decoder = codec.decoder([], include_stop=False, skip_special_tokens=False)
+
+    def next(self, token: int) -> int:
+        """Return the number of characters before the next token."""
+        offset = self._offset
+        self._offset = min(len(self._text), self._end(token, self._decoder.step(token, last=False)))
+        return offset
+
+    def _end(self, token: int, piece: str) -> int:
+        if self._text.startswith(piece, self._offset):
+            return self._offset + len(piece)
+        spaces = SPACES.match(self._text, self._offset)
+        start, bare = self._offset if spaces is None else spaces.end(), piece.lstrip()
+        if self._text.startswith(bare, start):
+            return start + len(bare)
+        return self._offset if self._texts.is_special(token) else self._offset + len(piece)
+
+
 class PromptNumbers:
     """The log probabilities of one prompt, in slices. `count`: likely tokens that the response has, of those found."""
 
@@ -113,9 +151,8 @@ class PromptNumbers:
         self._count = min(count, self._width)
         self._texts = texts
 
-    def lists(self) -> Iterator[CompletionLogprobs]:
-        """Yield the lists of a completion's `logprobs`, slice by slice."""
-        offsets = self._texts.offsets(0, skip_special_tokens=True)
+    def lists(self, offsets: TextOffsets | OffsetsInText) -> Iterator[CompletionLogprobs]:
+        """Yield the lists of a completion's `logprobs`, slice by slice; `offsets`: those of the prompt's tokens."""
         for positions in self._slices():
             part = CompletionLogprobs()
             for position in positions:
@@ -126,8 +163,9 @@ class PromptNumbers:
                     part.token_logprobs.append(None)
                     part.top_logprobs.append(None)
                     continue
-                part.token_logprobs.append(max(self._found.logprob[position - 1], LEAST))
-                part.top_logprobs.append(self._texts.by_text(*self._likely(position)))
+                logprob = self._found.logprob[position - 1]
+                part.token_logprobs.append(max(logprob, LEAST))
+                part.top_logprobs.append(self._texts.by_text(*self._likely(position), (token, logprob)))
             yield part
 
     def entries(self) -> Iterator[list[Entry | None]]:

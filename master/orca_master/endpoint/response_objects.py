@@ -6,8 +6,11 @@ Source: OpenAI API reference, "Responses". Typed dictionaries: an event of a str
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+import secrets
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
+from pydantic import GetPydanticSchema
 from typing_extensions import TypedDict
 
 from orca_master.bodies.response_requests import FunctionTool, ResponseRequest
@@ -16,13 +19,33 @@ from orca_master.endpoint.openai_answers import ChatTokenLogprob
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
+class EncodedLogprobs:
+    """The log probabilities of a text, each encoded when it is added: five events and the record have the whole list.
+
+    `place` stands for the list while what contains it is encoded. It is drawn, so that no text of a client has it.
+    """
+
+    def __init__(self) -> None:
+        self.place = secrets.token_hex(16)
+        self._texts: list[str] = []
+
+    def add(self, logprobs: Iterable[ChatTokenLogprob]) -> None:
+        """Append log probabilities of tokens."""
+        self._texts += map(wire_json, logprobs)
+
+    @property
+    def json(self) -> str:
+        """The list as JSON."""
+        return f"[{','.join(self._texts)}]"
+
+
 class OutputText(TypedDict):
     """The text of a message."""
 
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[ChatTokenLogprob]
+    logprobs: Annotated[EncodedLogprobs, GetPydanticSchema(lambda _, schema_of: schema_of(list[ChatTokenLogprob]))]
 
 
 class ReasoningText(TypedDict):
@@ -188,11 +211,19 @@ def wire_event(event: dict[str, Any], number: int) -> str:
 
 def wire_json(value: Any) -> str:
     """Return a response, an event or a record as JSON that can be encoded as UTF-8."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    known: dict[str, EncodedLogprobs] = {}
+
+    def place_of(logprobs: EncodedLogprobs) -> str:
+        known[logprobs.place] = logprobs
+        return logprobs.place
+
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=place_of)
     try:
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate in a field of the request, which the response repeats
-        return json.dumps(value, separators=(",", ":"))
+        text = json.dumps(value, separators=(",", ":"), default=place_of)
+    for place, logprobs in known.items():
+        text = text.replace(f'"{place}"', logprobs.json)
     return text
 
 

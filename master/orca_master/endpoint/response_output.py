@@ -13,6 +13,7 @@ from typing import Any
 from orca_master.endpoint.answer_parts import Parts
 from orca_master.endpoint.openai_answers import ChatTokenLogprob
 from orca_master.endpoint.response_objects import (
+    EncodedLogprobs,
     OutputCall,
     OutputItem,
     OutputMessage,
@@ -90,7 +91,7 @@ class ResponseOutput:
             logprobs = logprobs if self._is_plain else _of_text(logprobs, text)
         message = self.items[-1]
         assert message["type"] == "message"
-        message["content"][0]["logprobs"] += logprobs
+        message["content"][0]["logprobs"].add(logprobs)
         self._texts.append(text)
         events.append(self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs))
 
@@ -100,7 +101,7 @@ class ResponseOutput:
             type="message", id=self._item_id("msg"), status="in_progress", role="assistant", content=[]
         )
         self._begin(item, events)
-        item["content"].append(OutputText(type="output_text", text="", annotations=[], logprobs=[]))
+        item["content"].append(OutputText(type="output_text", text="", annotations=[], logprobs=EncodedLogprobs()))
         part = {**item["content"][0], "annotations": [], "logprobs": []}
         events.append(self._event("content_part.added", content_index=0, part=part))
 

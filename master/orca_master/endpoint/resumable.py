@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 
-from orca_master.bodies.openai_requests import ChatCompletionRequest, GenerationRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from orca_master.endpoint.answer_parts import continues_reasoning
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.restored_adapters import RestoredAdapters
@@ -23,7 +23,7 @@ from orca_master.text.reasoning import BEGIN
 logger = logging.getLogger(__name__)
 
 NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user"}
-"""Fields of bodies that no response needs once the prompts are token ids."""
+"""Fields of bodies that no response needs once the prompts are token ids, except the texts of prompts with `echo`."""
 MAX_PROMPT_LOGPROBS = 2**14
 """Most log probabilities of a request's prompts, about 150 KB of the journal: a few requests with as many as a response
 can have would fill it, and it would be off for all."""
@@ -81,6 +81,8 @@ class ResumableRequests:
             recorded = body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED)
         except UnicodeEncodeError as error:  # pydantic writes the names of objects as UTF-8
             raise RequestError(f"the name {error.object!r:.100} in an object has a lone surrogate") from error
+        if isinstance(body, CompletionRequest) and body.echo and body.texts is not None:
+            recorded["prompt"] = body.texts
         if isinstance(body, ChatCompletionRequest) and continues_reasoning(body):
             recorded["messages"] = [{"role": "assistant", "content": BEGIN}]  # a placeholder that ends within it, too
         return ResumableRequest(

@@ -59,10 +59,10 @@ class ResumableRequest:
 
     @property
     def body(self) -> GenerationRequest:
-        """The body, with placeholders for its texts."""
+        """The body, with placeholders for texts that are not recorded."""
         if self.accepted.route == CHAT:
             return ChatCompletionRequest.model_validate({"messages": PLACEHOLDERS, **self.accepted.body})
-        return CompletionRequest.model_validate({**self.accepted.body, "prompt": [0]})
+        return CompletionRequest.model_validate({"prompt": [0], **self.accepted.body})
 
     def generation(self, generator: Generator) -> Generation:
         """Return the generation from its beginning, with new decoders."""

@@ -45,7 +45,7 @@ class Accepted:
     """A request that the engine has accepted. `prompts` are token ids, times are in seconds since the epoch.
 
     `route`: COMPLETIONS or CHAT of endpoint/resumable_request.py. `body`: the fields that the client set, without
-    prompts.
+    prompts, except the texts of those that the response repeats.
     `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys. `adapter`: that the next master must load;
     None for the model, or one of its adapters from the start.
     """

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
-from orca_master.text.sampling_defaults import sampling_defaults
+from orca_master.text.sampling_defaults import max_new_tokens, sampling_defaults
 from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
@@ -76,6 +76,8 @@ class TextCodec:
             raise ConfigurationError(str(error)) from error
         self.sampling_defaults = sampling_defaults(model_path)
         """Values of fields that a request does not set."""
+        self.max_new_tokens = max_new_tokens(model_path)
+        """Most tokens of the answer to a chat that sets no maximum; None: the rest of the context."""
         self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
 
     @property
