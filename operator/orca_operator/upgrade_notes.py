@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LIVE_TIMEOUTS_VERSION = 4
+"""Version of the contract from which on masters change timeouts and admission while they run."""
+
 
 def old_master(revision: str) -> str:
     """Return a sentence about a master that gets some live settings only at its start."""
