@@ -20,6 +20,7 @@ from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, d
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.journal_condition import journal_ready
 from orca_operator.observe import name_of, pod_condition
+from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
@@ -260,8 +261,8 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
     if situation.skipped:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
-    refusals = [situation.autoscaler_refusal, situation.view.nodes.refusal]
-    if lacking := [*situation.not_applied, *filter(None, refusals)]:
+    causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
+    if lacking := [*situation.not_applied, *filter(None, causes)]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
     notes = ["every field takes effect"]
     report = situation.view.observed.reports.get(situation.revision or "")
