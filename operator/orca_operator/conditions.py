@@ -25,7 +25,7 @@ from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
 from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
-from orca_operator.upgrade_notes import LIVE_TIMEOUTS_VERSION, old_master, old_strategy
+from orca_operator.upgrade_notes import notes
 
 CONDITIONS: Mapping[str, str] = {
     "Ready": "every desired pipeline serves, at the spec's revision; reason `ScaledToZero`: no request needs one",
@@ -264,13 +264,8 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
     if lacking := [*situation.not_applied, *filter(None, causes)]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
-    notes = ["every field takes effect"]
-    report = situation.view.observed.reports.get(situation.revision or "")
-    if report is not None and report.contract_version < LIVE_TIMEOUTS_VERSION:
-        notes = [old_master(situation.revision or "")]
-    if situation.spec.rollout_strategy.filled_in_by_old_schema:
-        notes.append(old_strategy(situation.namespace, situation.name))
-    return True, "Applied", "; ".join(notes)
+    deployment = (situation.namespace, situation.name, situation.revision or "")
+    return True, "Applied", "; ".join(notes(situation.spec, *deployment, situation.view.observed))
 
 
 def make_condition(

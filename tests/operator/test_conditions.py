@@ -123,6 +123,13 @@ def test_values_that_the_operator_replaces_are_not_applied():
     assert entry["message"].startswith("spec.worker.resources: nvidia.com/gpu is 1 and not 4")
 
 
+def test_a_longer_drain_is_applied_with_a_note():
+    started = everything(context(merged(MINIMAL, drainTimeoutSeconds=30)))
+    entry = conditions(situation(started, spec=context(merged(MINIMAL, drainTimeoutSeconds=600)).spec))["FullyApplied"]
+    assert entry["status"] == "True"
+    assert "drainTimeoutSeconds: 30 is in force; 600 begins with the next revision" in entry["message"]
+
+
 def test_times_are_written_in_utc():
     eastern = NOW.astimezone(UTC) + timedelta(microseconds=5)
     assert rfc3339(eastern) == "2026-01-01T12:00:00Z"
