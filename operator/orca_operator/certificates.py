@@ -6,7 +6,8 @@ master, worker and operator (names.dns_name, docs/contracts.md, section 8). rota
 
 from __future__ import annotations
 
-import codecs
+import re
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from orca_protos.tls_context import WHENEVER_VALID, own_names, reason_of
 
 AUTHORITY_LIFE = timedelta(days=3650)
 LEAF_LIFE = timedelta(days=90)
@@ -32,6 +34,8 @@ BACKDATED = timedelta(hours=1)
 """Clock skew that nodes may have to accept a new certificate."""
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 """Keys of a Secret of type kubernetes.io/tls, as cert-manager writes it."""
+UNREADABLE = re.compile(rb"[^\n]-----BEGIN |-----\r[^\r\n]")
+"""A block of PEM within a line, or with CR alone as line ends. gRPC skips it also where Python's ssl does not."""
 USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
@@ -195,8 +199,6 @@ def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) 
         x509.load_pem_x509_certificates(data[AUTHORITIES])
     except ValueError:
         return f"{CERTIFICATE} or {AUTHORITIES} is not a list of PEM certificates"
-    if marked := [key for key in (CERTIFICATE, KEY, AUTHORITIES) if data[key].startswith(codecs.BOM_UTF8)]:
-        return f"{', '.join(marked)} starts with a byte order mark: save it as UTF-8 without the mark"
     if not belongs(KeyPair(data[CERTIFICATE], data[KEY])):
         return f"{KEY} is not the key of {CERTIFICATE}"
     if outdated := _date_problem(leaf, now):
@@ -207,7 +209,22 @@ def problem(data: Mapping[str, bytes], dns_names: Sequence[str], now: datetime) 
         return f"{CERTIFICATE} also names another deployment: {', '.join(others)}"
     if lacking := _missing_usages(leaf):
         return f"{CERTIFICATE} lacks the extended key usage {', '.join(lacking)}"
-    return issuer_problem(data[CERTIFICATE], data[AUTHORITIES], now)
+    return issuer_problem(data[CERTIFICATE], data[AUTHORITIES], now) or _refusal_of_pods(data)
+
+
+def _refusal_of_pods(data: Mapping[str, bytes]) -> str:
+    """Return why the TLS libraries of pods refuse what cryptography accepts, "" if they do not."""
+    keys = (CERTIFICATE, KEY, AUTHORITIES)
+    if unreadable := [key for key in keys if UNREADABLE.search(data[key])]:
+        return (
+            f"{', '.join(unreadable)} is PEM that pods cannot read: begin a line with each -----BEGIN, without a byte "
+            "order mark, and end the lines with LF"
+        )
+    try:
+        own_names(data[CERTIFICATE], data[KEY], data[AUTHORITIES], WHENEVER_VALID)
+    except (ssl.SSLError, ValueError) as error:
+        return f"pods refuse {', '.join(keys)}: {reason_of(error)}"
+    return ""
 
 
 def _missing_usages(leaf: x509.Certificate) -> list[str]:

@@ -16,15 +16,16 @@ from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose, first_silence
+from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose, diagnose_silence, first_silence
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.journal_condition import journal_ready
 from orca_operator.observe import name_of, pod_condition
+from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
 from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
-from orca_operator.upgrade_notes import old_master, old_strategy
+from orca_operator.upgrade_notes import notes
 
 CONDITIONS: Mapping[str, str] = {
     "Ready": "every desired pipeline serves, at the spec's revision; reason `ScaledToZero`: no request needs one",
@@ -47,9 +48,6 @@ CONDITIONS: Mapping[str, str] = {
     "FullyApplied": "every field is implemented, the cluster serves every required kind, the API server does not fail "
     "the operator's calls, and the master has applied every change",
 }
-LIVE_TIMEOUTS_VERSION = 4
-"""Version of the contract from which on masters change timeouts and admission while they run."""
-
 HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS)
 """Reasons of pods that start as they should."""
 
@@ -112,27 +110,27 @@ class Rollout:
 def make_conditions(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return all conditions; `previous` is the whole previous status."""
     now = situation.view.now
-    states = _states(situation, _verdict(situation, rollout), rollout, previous, now)
+    states = _states(situation, _verdict(situation, rollout, previous), rollout, previous, now)
     before = {kind: find_condition(previous, kind) for kind in CONDITIONS}
     if states["Progressing"][0] and _moves_on(situation, rollout, previous):
         before["Progressing"] = {}
     return [make_condition(kind, *states[kind], situation.generation, before[kind], now) for kind in CONDITIONS]
 
 
-def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
+def _verdict(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]) -> Diagnosis:
     """Return the reason of `Ready`."""
     if situation.problem is not None:
         return situation.problem
     assert situation.spec is not None
     assert situation.revision is not None
     if not rollout.desired:
-        return _without_pipelines(situation)
+        return _without_pipelines(situation, previous)
     revision, existing = situation.revision, situation.view.observed.revisions()
     lacking = situation.certificate_problems.get(situation.certificates, "")
     if lacking and revision not in existing:
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     serving = rollout.serving.get(revision, 0)
-    if serving >= rollout.desired and revision not in situation.view.observed.unauthorized:
+    if serving >= rollout.desired and diagnose_silence(situation.view.observed, revision) is None:
         return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
@@ -148,12 +146,14 @@ def _verdict(situation: Situation, rollout: Rollout) -> Diagnosis:
     return cause
 
 
-def _without_pipelines(situation: Situation) -> Diagnosis:
+def _without_pipelines(situation: Situation, previous: Mapping[str, Any]) -> Diagnosis:
     assert situation.spec is not None
     revision, observed = situation.revision or "", situation.view.observed
     if not situation.is_asleep:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
-    if revision not in observed.reports or not observed.master_is_ready(revision):
+    was_asleep = find_condition(previous, "Ready").get("reason") == Reason.SCALED_TO_ZERO
+    known = revision in observed.reports or (was_asleep and diagnose_silence(observed, revision) is None)
+    if not known or not observed.master_is_ready(revision):
         return diagnose(situation.view, revision)
     return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
 
@@ -205,7 +205,7 @@ def _states(
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
-        "JournalReady": journal_ready(observed.reports.get(revision), reason, message),
+        "JournalReady": journal_ready(observed, revision, find_condition(previous, "JournalReady"), reason, message),
         "ScalingReady": scaling_ready(
             situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal, asleep
         ),
@@ -261,16 +261,11 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
         return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
     if situation.skipped:
         return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
-    refusals = [situation.autoscaler_refusal, situation.view.nodes.refusal]
-    if lacking := [*situation.not_applied, *filter(None, refusals)]:
+    causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
+    if lacking := [*situation.not_applied, *filter(None, causes)]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
-    notes = ["every field takes effect"]
-    report = situation.view.observed.reports.get(situation.revision or "")
-    if report is not None and report.contract_version < LIVE_TIMEOUTS_VERSION:
-        notes = [old_master(situation.revision or "")]
-    if situation.spec.rollout_strategy.filled_in_by_old_schema:
-        notes.append(old_strategy(situation.namespace, situation.name))
-    return True, "Applied", "; ".join(notes)
+    deployment = (situation.namespace, situation.name, situation.revision or "")
+    return True, "Applied", "; ".join(notes(situation.spec, *deployment, situation.view.observed))
 
 
 def make_condition(

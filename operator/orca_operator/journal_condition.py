@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from orca_contract.state import JournalState, StateReport
+from collections.abc import Mapping
+from typing import Any
 
-from orca_operator.diagnose import LONGEST_MESSAGE
+from orca_contract.state import JournalState
+
+from orca_operator.diagnose import LONGEST_MESSAGE, diagnose_silence
+from orca_operator.observe import Observed
 
 JOURNAL_OFF = "JournalOff"
 """Reason of JournalReady, and of an Event, while the master cannot write its journal."""
@@ -12,8 +16,17 @@ JOURNAL_VERSION = 3
 """Version of the contract from which on masters report the state of their journal."""
 
 
-def journal_ready(report: StateReport | None, reason: str, message: str) -> tuple[bool, str, str]:
-    """Return JournalReady from the report of the serving master; without a report it is False with `reason`."""
+def journal_ready(
+    observed: Observed, revision: str, before: Mapping[str, Any], reason: str, message: str
+) -> tuple[bool, str, str]:
+    """Return JournalReady from the report of the master of the serving revision.
+
+    Without a report it is `before`, the previous one, while the master is ready and its silence has no cause yet, else
+    False with `reason`.
+    """
+    report = observed.reports.get(revision)
+    if report is None and before and observed.master_is_ready(revision) and not diagnose_silence(observed, revision):
+        return before["status"] == "True", before["reason"], before["message"]
     if report is None:
         return False, reason, message
     if report.journal == JournalState.ON:

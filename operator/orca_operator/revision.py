@@ -76,12 +76,17 @@ def rendering(context: Context, observed: Observed) -> tuple[dict[str, Any], lis
 
 def kept_boot(context: Context, observed: Observed) -> Kept:
     """Return the parts of the start-up files that a revision keeps: the stored ones while it has workloads."""
-    stored = observed.find("ControllerRevision", names.revision(context.name, context.revision))
-    if stored is not None and context.revision in observed.revisions():
+    return stored_boot(context.name, context.revision, observed) or kept_files(context)
+
+
+def stored_boot(name: str, revision: str, observed: Observed) -> Kept | None:
+    """Return the stored parts of a revision's start-up files, None without workloads or stored parts."""
+    stored = observed.find("ControllerRevision", names.revision(name, revision))
+    if stored is not None and revision in observed.revisions():
         with contextlib.suppress(ValidationError):  # stored by an older operator, or changed by another client
             annotations = stored["metadata"].get("annotations") or {}
             return Kept.model_validate_json(annotations.get(names.BOOT_ANNOTATION, ""))
-    return kept_files(context)
+    return None
 
 
 def certificate_source(context: Context, observed: Observed) -> str:

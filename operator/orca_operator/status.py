@@ -151,8 +151,8 @@ def _current_revision(situation: Situation, pipelines: list[dict[str, Any]], pre
 def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of all revisions, those of the spec's revision first.
 
-    The phases of a master that rejects the operator's token are those of the previous status, as long as all workers of
-    the pipeline are ready.
+    The phases of a ready master without a report are those of the previous status, as long as all workers of the
+    pipeline are ready: its pod is ready only while it accepts requests.
     """
     observed, wanted = situation.view.observed, situation.revision
     others = sorted(observed.revisions() - {wanted, ""})
@@ -160,8 +160,8 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
     before = {entry["id"]: entry for entry in previous.get("pipelines") or []}
     for entry in entries:
-        known = entry["revision"] in observed.unauthorized and entry["id"] in before
-        if known and _all_ready(entry["readyWorkers"]):
+        silent = entry["revision"] not in observed.reports and observed.master_is_ready(entry["revision"])
+        if silent and entry["id"] in before and _all_ready(entry["readyWorkers"]):
             entry |= {key: value for key, value in before[entry["id"]].items() if key in REPORTED}
         entry.update(situation.recovery.budgets.get(entry["id"], NO_RESTARTS).entry())
     return entries

@@ -20,7 +20,7 @@ from typing import Literal
 import grpc
 import grpc.aio
 
-from orca_protos.tls_context import mutual_context
+from orca_protos.tls_context import mutual_context, own_names, reason_of
 from orca_protos.wire import CHANNEL_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -156,10 +156,9 @@ class TlsFolder:
                 raise TlsError(f"--tls-dir {self._folder}: {name}: {error.strerror}") from error
         chain, key, authorities = contents
         try:
-            names = _names(chain, key, authorities)
+            names = own_names(chain, key, authorities)
         except (ssl.SSLError, ValueError) as error:
-            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
-            raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)} do not match: {reason}") from error
+            raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)} do not match: {reason_of(error)}") from error
         except OSError as error:  # for example, the process has no more file descriptors
             raise TlsError(f"--tls-dir {self._folder}: {', '.join(FILES)}: {error.strerror}") from error
         identities = sorted({identity_of(name, self._role) for name in names} - {""})
@@ -191,18 +190,3 @@ def open_channel(address: str, tls: TlsFolder | None) -> grpc.aio.Channel:
 
 def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(certificates.key, certificates.chain)], certificates.authorities)
-
-
-def _names(chain: bytes, key: bytes, authorities: bytes) -> list[str]:
-    """Return the DNS names of a certificate by a handshake with itself, which fails if the three do not match."""
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    calling = mutual_context(ssl.PROTOCOL_TLS_CLIENT, chain, key, authorities)
-    calling.check_hostname = False
-    client = calling.wrap_bio(to_client, to_server)
-    answering = mutual_context(ssl.PROTOCOL_TLS_SERVER, chain, key, authorities)
-    server = answering.wrap_bio(to_server, to_client, server_side=True)
-    for side in (client, server, client, server):
-        with contextlib.suppress(ssl.SSLWantReadError):
-            side.do_handshake()
-    certificate = client.getpeercert() or {}
-    return [str(entry[1]) for entry in certificate.get("subjectAltName", ()) if entry[0] == "DNS"]

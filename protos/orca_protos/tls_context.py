@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
+
+WHENEVER_VALID = ssl.VerifyFlags(0x200000)
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for a caller that checks dates by a clock of its own."""
 
 
 def mutual_context(protocol: int, chain: bytes, key: bytes, authorities: bytes) -> ssl.SSLContext:
@@ -27,6 +31,33 @@ def mutual_context(protocol: int, chain: bytes, key: bytes, authorities: bytes) 
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=_no_password)
     return context
+
+
+def own_names(
+    chain: bytes, key: bytes, authorities: bytes, flags: ssl.VerifyFlags = ssl.VerifyFlags.VERIFY_DEFAULT
+) -> list[str]:
+    """Return the DNS names of a certificate by a handshake with itself, which fails if the three do not match.
+
+    `flags` are added to those of both ends. Raises as mutual_context does.
+    """
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+    calling, answering = (mutual_context(side, chain, key, authorities) for side in sides)
+    calling.check_hostname = False
+    for context in (calling, answering):
+        context.verify_flags |= flags
+    client = calling.wrap_bio(to_client, to_server)
+    server = answering.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    certificate = client.getpeercert() or {}
+    return [str(entry[1]) for entry in certificate.get("subjectAltName", ()) if entry[0] == "DNS"]
+
+
+def reason_of(error: ssl.SSLError | ValueError) -> str:
+    """Return the shortest sentence that an error of `mutual_context` or `own_names` has."""
+    return str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error)
 
 
 def _no_password() -> str:

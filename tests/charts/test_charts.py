@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from orca_operator.cluster import API_VERSIONS
 from orca_operator.crd import crd
+from orca_operator.manifests.pod import tolerations
 from orca_operator.metrics_port import PATH
 from orca_operator.names import NAME_LABEL, OPERATOR_APP
 from orca_operator.store import WATCHED
@@ -144,6 +146,64 @@ def test_the_metrics_have_a_port_and_a_monitor_on_request(tmp_path):
         "selector": {"matchLabels": deployment["spec"]["selector"]["matchLabels"]},
         "podMetricsEndpoints": [{"port": "metrics", "path": PATH}],
     }
+
+
+def operator_pod(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    (deployment,) = (manifest for manifest in render(ORCA, values, folder) if manifest["kind"] == "Deployment")
+    return deployment["spec"]["template"]["spec"]
+
+
+def test_values_of_an_earlier_chart_render_as_the_defaults(tmp_path):
+    """`helm upgrade --reuse-values` takes the values of the chart before: later ones are absent."""
+    later = dict.fromkeys(("certificatePropagationSeconds", "monitoring", "readNodes"))
+    assert render(ORCA, later, tmp_path) == render(ORCA, {}, tmp_path)
+
+
+NOT_READY, UNREACHABLE = (
+    {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for name in ("not-ready", "unreachable")
+)
+FOREVER = {"key": UNREACHABLE["key"], "operator": "Exists"}
+OTHER_EFFECT = {"operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ([], [NOT_READY, UNREACHABLE]),
+        ([OTHER_EFFECT], [NOT_READY, UNREACHABLE]),
+        ([FOREVER], [NOT_READY]),
+        ([{"operator": "Exists"}], []),
+    ],
+)
+def test_the_operator_leaves_a_lost_node_as_early_as_the_pods(given, added, tmp_path):
+    assert operator_pod({"tolerations": given}, tmp_path)["tolerations"] == [*added, *given]
+    assert tolerations([]) == [NOT_READY, UNREACHABLE]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "command"),
+    [
+        ({}, "kubectl apply --server-side -f crds/"),
+        (
+            {"meta.helm.sh/release-namespace": "other", "meta.helm.sh/release-name": "orca"},
+            "kubectl apply --server-side --force-conflicts -f crds/",
+        ),
+    ],
+)
+def test_the_notes_upgrade_a_crd_of_another_owner(annotations, command, tmp_path):
+    """In a copy of the chart that has the answer of the cluster, and the notes as a value in YAML."""
+    copy = tmp_path / "orca"
+    shutil.copytree(ORCA, copy)
+    helpers = copy / "templates" / "_helpers.tpl"
+    found = json.dumps(json.dumps({"metadata": {"annotations": annotations}}))
+    text, count = re.subn(r"lookup (\S+ ){3}\S+ }}", lambda _: f"fromJson {found} }}}}", helpers.read_text())
+    assert count == 1
+    helpers.write_text(text)
+    (copy / "templates" / "NOTES.txt").rename(copy / "files" / "notes")
+    (copy / "templates" / "notes.yaml").write_text('notes: {{ tpl (.Files.Get "files/notes") . | toJson }}\n')
+    (notes,) = (each["notes"] for each in render(str(copy), {}, tmp_path) if "notes" in each)
+    assert f"Upgrade it with `{command}`" in notes
 
 
 def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
 import ssl
 from codecs import BOM_UTF8
 from datetime import UTC, datetime, timedelta
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from orca_operator import certificates, names
 from orca_operator.certificates import AUTHORITIES, CERTIFICATE, KEY, KeyPair, issue, make_authority, problem
@@ -101,8 +105,8 @@ GOOD = {CERTIFICATE: LEAF.certificate, KEY: LEAF.key, AUTHORITIES: AUTHORITY.cer
         ({CERTIFICATE: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
         ({AUTHORITIES: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
         (
-            {AUTHORITIES: BOM_UTF8 + AUTHORITY.certificate},  # which pods cannot read
-            "ca.crt starts with a byte order mark: save it as UTF-8 without the mark",
+            {CERTIFICATE: LEAF.certificate.replace(b"\n", b"\r\r\n"), AUTHORITIES: b"# \xff\n" + AUTHORITY.certificate},
+            "",
         ),
         ({KEY: b"nonsense"}, "tls.key is not the key of tls.crt"),
         ({KEY: AUTHORITY.key}, "tls.key is not the key of tls.crt"),
@@ -111,6 +115,43 @@ GOOD = {CERTIFICATE: LEAF.certificate, KEY: LEAF.key, AUTHORITIES: AUTHORITY.cer
 )
 def test_what_is_wrong_with_a_secret_is_named(changes, words):
     assert problem(GOOD | changes, NAMES, NOW) == words
+
+
+MARKED = BOM_UTF8 + AUTHORITY.certificate
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        (AUTHORITIES, MARKED),
+        (AUTHORITIES, b"\n" + MARKED),
+        (AUTHORITIES, make_authority(NOW).certificate + MARKED),
+        (AUTHORITIES, b"# root " + AUTHORITY.certificate),
+        (AUTHORITIES, AUTHORITY.certificate.replace(b"\n", b"\r")),
+        (AUTHORITIES, b"  " + AUTHORITY.certificate.replace(b"\n", b"\n  ")),
+        (CERTIFICATE, BOM_UTF8 + LEAF.certificate),
+        (KEY, BOM_UTF8 + LEAF.key),
+    ],
+)
+def test_pem_that_cryptography_reads_and_pods_do_not(key, content):
+    found = problem(GOOD | {key: content}, NAMES, NOW)
+    assert found.startswith(f"{key} is PEM that pods cannot read: begin a line with each -----BEGIN, without a byte ")
+
+
+def test_what_openssl_refuses_for_another_reason_has_its_words():
+    root = sign(common="root", key=rsa.generate_private_key(65537, 1024))
+    leaf = sign("master.demo", issuer=root)
+    found = problem({CERTIFICATE: leaf.pem, KEY: leaf.key_pem, AUTHORITIES: root.pem}, ["master.demo"], NOW)
+    assert re.match("pods refuse tls.crt, tls.key, ca.crt: .*(TOO_SMALL|too weak)", found)
+
+
+def test_a_process_without_descriptors_is_no_fault_of_the_secret(monkeypatch):
+    def fails(_name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        problem(GOOD, NAMES, NOW)
 
 
 def test_what_is_wrong_with_a_certificate_is_named():

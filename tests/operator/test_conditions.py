@@ -116,6 +116,20 @@ def test_without_a_report_the_journal_is_as_ready_as_the_master():
     assert entries["JournalReady"]["reason"] == entries["Ready"]["reason"] != "Serving"
 
 
+def test_values_that_the_operator_replaces_are_not_applied():
+    demo = context(merged(MINIMAL, worker={"resources": {"limits": {"nvidia.com/gpu": 4}}}))
+    entry = conditions(situation(everything(demo), spec=demo.spec))["FullyApplied"]
+    assert (entry["status"], entry["reason"]) == ("False", "NotApplied")
+    assert entry["message"].startswith("spec.worker.resources: nvidia.com/gpu is 1 and not 4")
+
+
+def test_a_longer_drain_is_applied_with_a_note():
+    started = everything(context(merged(MINIMAL, drainTimeoutSeconds=30)))
+    entry = conditions(situation(started, spec=context(merged(MINIMAL, drainTimeoutSeconds=600)).spec))["FullyApplied"]
+    assert entry["status"] == "True"
+    assert "drainTimeoutSeconds: 30 is in force; 600 begins with the next revision" in entry["message"]
+
+
 def test_times_are_written_in_utc():
     eastern = NOW.astimezone(UTC) + timedelta(microseconds=5)
     assert rfc3339(eastern) == "2026-01-01T12:00:00Z"

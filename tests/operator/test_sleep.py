@@ -199,6 +199,15 @@ def test_the_status_has_the_number_and_why(ready, answers):
     assert (find_condition(found, "FullyApplied")["status"]) == "True"
 
 
+def test_a_call_without_an_answer_does_not_end_the_sleep_in_the_status():
+    asleep = make_status(Situation("demo", "default", 1, DEMO.spec, DEMO.revision, view(observed(reporting(0), 0))), {})
+    silent = observed(None, 0)
+    unreachable = replace(silent, unanswered={DEMO.revision: "timed out"})
+    for state, expected in ((silent, "ScaledToZero"), (unreachable, "MasterUnreachable")):
+        found = make_status(Situation("demo", "default", 1, DEMO.spec, DEMO.revision, view(state)), asleep)
+        assert find_condition(found, "Ready")["reason"] == expected
+
+
 @pytest.mark.parametrize("said", [report(DEMO, PipelinePhase.CONNECTING), None])
 def test_a_stopped_revision_does_not_sleep_whether_or_not_its_master_answers(said):
     recovery = Recovery(stop=Stop(DEMO.revision, 9, "crashes"), stopped=DEMO.revision, failure="it crashes")

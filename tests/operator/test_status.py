@@ -207,6 +207,34 @@ def test_phases_of_a_master_that_rejects_the_token_are_kept_while_the_workers_ar
     assert [pipeline["phase"] for pipeline in found["pipelines"]] == [PipelinePhase.PENDING]
 
 
+def test_a_call_without_an_answer_changes_nothing_while_the_pods_are_ready():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    before = status(demo, serving)
+    settings = ("scheduler", "recoveryPolicy", "drainTimeoutSeconds")
+    found = status(demo, Observed(serving.children), before)
+    assert found == {key: value for key, value in before.items() if key not in settings}
+
+
+def test_a_master_that_does_not_answer_for_some_time_is_not_ready_but_available():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    silent = Observed(serving.children, unanswered={demo.revision: "timed out"})
+    found = status(demo, silent, status(demo, serving))
+    assert (reason(found), reason(found, "Available")[0]) == (("False", "MasterUnreachable"), "True")
+    assert reason(found, "JournalReady") == ("False", "MasterUnreachable")
+
+
+def test_without_a_report_no_pipeline_serves_whose_pods_are_not_ready():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    for lost in (names.WORKER, names.MASTER):
+        children = tuple(pod(demo, lost) if role(child) == lost else child for child in serving.children)
+        found = status(demo, Observed(children), status(demo, serving))
+        assert reason(found, "Available") == ("False", "NoPipelineServes")
+        assert [pipeline["phase"] for pipeline in found["pipelines"]] == [PipelinePhase.PENDING]
+
+
 def test_restarts_of_a_window_that_is_over_do_not_come_back_while_the_master_rejects_the_token():
     demo = context(MINIMAL)
     serving = everything(demo)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+from datetime import timedelta
 
 import pytest
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
-from orca_protos.tls_context import mutual_context
+from orca_protos.tls_context import WHENEVER_VALID, mutual_context, own_names, reason_of
 from support.certificates import Signed, sign
 
 NAME = "master.a"
@@ -69,6 +70,21 @@ def test_comments_in_any_script(comment):
 def test_no_certificate_of_an_authority(authorities):
     with pytest.raises((ssl.SSLError, ValueError)):
         pair(authorities)
+
+
+def test_own_names_need_a_certificate_that_its_authorities_verify():
+    assert own_names(LEAF.pem, LEAF.key_pem, MIDDLE.pem) == [NAME]
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        own_names(LEAF.pem, LEAF.key_pem, ROOT.pem)
+    assert reason_of(refused.value) == "unable to get local issuer certificate"
+
+
+def test_dates_count_unless_the_caller_checks_them():
+    expired = sign(NAME, issuer=MIDDLE, ends=-timedelta(hours=1))
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        own_names(expired.pem, expired.key_pem, MIDDLE.pem)
+    assert reason_of(refused.value) == "certificate has expired"
+    assert own_names(expired.pem, expired.key_pem, MIDDLE.pem, WHENEVER_VALID) == [NAME]
 
 
 def test_a_key_with_a_password_is_refused():

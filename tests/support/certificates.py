@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 DAY = datetime.timedelta(days=1)
@@ -20,7 +20,7 @@ class Signed:
     """A certificate and its key."""
 
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
     @property
     def pem(self) -> bytes:
@@ -38,7 +38,7 @@ def sign(
     begins: datetime.timedelta = -DAY,
     ends: datetime.timedelta = DAY,
     common: str = "CA",
-    key: ec.EllipticCurvePrivateKey | None = None,
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None,
     is_authority: bool | None = None,
     path_length: int | None = None,
 ) -> Signed:

@@ -36,6 +36,27 @@ another owner's object, so the chart does not render the CRD then. `helm templat
 {{- end }}
 
 {{/*
+The user's tolerations, and those that evict the operator from a lost node as early as the pods of OrcaDeployments, unless the
+user's cover the taint: Kubernetes' own wait for 300 s, in which nobody would replace the pods of OrcaDeployments on the node.
+*/}}
+{{- define "orca.tolerations" -}}
+{{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+{{- $covered := false }}
+{{- range $.Values.tolerations }}
+{{- if and (has (.key | default "") (list "" $key)) (has (.effect | default "") (list "" "NoExecute")) }}
+{{- $covered = true }}
+{{- end }}
+{{- end }}
+{{- if not $covered }}
+- {key: {{ $key }}, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+{{- end }}
+{{- end }}
+{{- with .Values.tolerations }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/*
 Permissions of the operator. For an OrcaDeployment d it writes only the Secrets d-admin and d-tls-{ca,master,worker}, and also
 reads the Secret tls.secretName or those of cert-manager. RBAC cannot restrict the operator to these names, which depend on the
 OrcaDeployments.

@@ -30,6 +30,12 @@ def worker_stateful_sets(context: Context) -> list[dict[str, Any]]:
     return [_stateful_set(context, partition, count) for partition in range(count)]
 
 
+def devices(spec: Spec) -> dict[str, str]:
+    """Return the number of devices of a worker pod, by resource name; `worker.resources` does not change it."""
+    counts = {GPU: str(spec.parallelism.tensor_parallel_size)} if spec.workers_device == "cuda" else {}
+    return counts | ({spec.communication.rdma_resource: "1"} if spec.communication.rdma_resource else {})
+
+
 def _memory_request(spec: Spec, resources: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the variable from which a worker sizes its K/V memory (docs/contracts.md, section 2).
 
@@ -45,16 +51,11 @@ def _memory_request(spec: Spec, resources: dict[str, Any]) -> list[dict[str, Any
 def _stateful_set(context: Context, partition: int, count: int) -> dict[str, Any]:
     spec, settings = context.spec, context.spec.worker
     labels = names.worker_labels(context.name, context.revision, partition)
-    ranks = spec.parallelism.tensor_parallel_size
-    devices, own_tolerations = {}, []
+    own_tolerations = []
     if spec.workers_device == "cuda":
-        devices[GPU] = str(ranks)
         own_tolerations = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
-    capabilities = []
-    if spec.communication.rdma_resource:
-        devices[spec.communication.rdma_resource] = "1"
-        capabilities = [LOCK_MEMORY]
-    limits = resources(settings, devices, DEFAULT_REQUESTS)
+    capabilities = [LOCK_MEMORY] if spec.communication.rdma_resource else []
+    limits = resources(settings, devices(spec), DEFAULT_REQUESTS)
     tls = pod_tls(context, names.WORKER)
     container = {
         "name": names.WORKER,
