@@ -106,7 +106,7 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_FAULT: FinishReason
 
 class ToMaster(_message.Message):
-    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events", "load_adapter", "unload_adapter")
+    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events", "load_adapter", "unload_adapter", "count_response")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ASK_METRICS_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class ToMaster(_message.Message):
     ASK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     release: Release
     ask_metrics: AskMetrics
@@ -133,7 +134,8 @@ class ToMaster(_message.Message):
     ask_events: AskEvents
     load_adapter: LoadAdapter
     unload_adapter: UnloadAdapter
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
+    count_response: CountResponse
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ..., count_response: _Optional[_Union[CountResponse, _Mapping]] = ...) -> None: ...
 
 class LoadAdapter(_message.Message):
     __slots__ = ("number", "name", "path", "owner")
@@ -290,6 +292,14 @@ class AskMetrics(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class CountResponse(_message.Message):
+    __slots__ = ("route", "status")
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    route: str
+    status: int
+    def __init__(self, route: _Optional[str] = ..., status: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("request_id", "ended_as")

@@ -46,6 +46,7 @@ class FakeEngine(EngineClient):
         self.released: list[tuple[str, str | None]] = []
         self.refusals: dict[str, Exception] = {}
         self.submitted: list[str] = []
+        self.responses: list[tuple[str, int]] = []
         self.waiting: set[str] = set()
         """Requests that are neither taken nor refused."""
 
@@ -65,6 +66,9 @@ class FakeEngine(EngineClient):
     def release(self, request_id: str, ended_as: str | None) -> None:
         del self.receivers[request_id]
         self.released.append((request_id, ended_as))
+
+    def note_response(self, route: str, status: int) -> None:
+        self.responses.append((route, status))
 
     async def metrics(self) -> bytes:
         return b"some text"
@@ -323,6 +327,15 @@ def test_a_request_belongs_to_the_link_that_submitted_it(tmp_path):
         assert engine.released == [("theirs", "stop")]
         engine.tell("mine", 4)
         assert (await waiting).token == 4
+
+    run(tmp_path, play)
+
+
+def test_responses_are_counted_by_the_master(tmp_path):
+    async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
+        remote.note_response("/v1/models/{model:path}", 404)
+        assert await remote.metrics() == b"some text"
+        assert engine.responses == [("/v1/models/{model:path}", 404)]
 
     run(tmp_path, play)
 

@@ -224,6 +224,9 @@ class NoEngine(EngineClient):
     def release(self, request_id, ended_as) -> None:
         raise NotImplementedError
 
+    def note_response(self, route, status) -> None:
+        raise NotImplementedError
+
     async def metrics(self) -> bytes:
         raise NotImplementedError
 

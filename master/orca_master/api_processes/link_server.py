@@ -20,6 +20,7 @@ from orca_master.api_processes.link_frames import max_to_master_bytes, receive, 
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
+    CountResponse,
     FromMaster,
     Hello,
     LinkError,
@@ -132,6 +133,9 @@ class EngineServer:
             # A request that has ended in the meantime has no owner.
             if self._owners.get(message.request_id) is link:
                 self._release(message.request_id, message.ended_as)
+            return
+        if isinstance(message, CountResponse):
+            self._engine.note_response(message.route, message.status)
             return
         is_constrained = isinstance(message, Submit) and message.submission.grammar is not None
         places = link.constrained if is_constrained else link.unanswered

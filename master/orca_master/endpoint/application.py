@@ -96,7 +96,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
     app.add_middleware(MessagesErrors)
-    app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
+    app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests, note=endpoint.engine.note_response)
     # Cached, because /openapi.json needs no key, and creating the schema takes 0.1 s.
     names = () if config.runtime_adapters else tuple(endpoint.models.numbers(None))
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, names))

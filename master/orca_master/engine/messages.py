@@ -111,6 +111,9 @@ class RequestMetrics(Protocol):
     def on_grammar(self, result: str) -> None:
         """Record a request with a grammar that was "compiled", "cached" (compiled before) or "refused"."""
 
+    def on_response(self, route: str, status: int) -> None:
+        """Record an HTTP response of the endpoint. `route`: path with names for its parameters."""
+
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
 

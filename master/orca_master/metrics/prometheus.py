@@ -25,9 +25,10 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FINISH_REASONS = ("stop", "length", "abort", "error", "fault")
 """Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
-
-
 GRAMMAR_RESULTS = ("compiled", "cached", "refused")
+MAX_ROUTES = 64
+"""More than the endpoint has. Further routes, which only a damaged API process names, are counted as OTHER_ROUTES."""
+OTHER_ROUTES = "other"
 
 
 class Metrics:
@@ -92,6 +93,14 @@ class Metrics:
         )
         for result in GRAMMAR_RESULTS:
             self._grammars.labels(model_name, result)
+        self._responses = Counter(
+            "orca:http_requests",
+            "HTTP requests to the API port, by route and status of the response; refused requests, too. The route of "
+            "paths without one is unknown",
+            ["model_name", "route", "status"],
+            registry=self.registry,
+        )
+        self._routes: set[str] = set()
 
     def watch(self, engine: EngineMaster) -> None:
         """Add the gauges of `engine`."""
@@ -174,6 +183,12 @@ class Metrics:
     def on_grammar(self, result: str) -> None:
         """See RequestMetrics."""
         self._grammars.labels(self._model_name, result).inc()
+
+    def on_response(self, route: str, status: int) -> None:
+        """See RequestMetrics."""
+        if len(self._routes) < MAX_ROUTES:
+            self._routes.add(route)
+        self._responses.labels(self._model_name, route if route in self._routes else OTHER_ROUTES, str(status)).inc()
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         """See EngineObserver."""
