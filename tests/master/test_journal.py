@@ -394,7 +394,7 @@ def test_no_texts_are_written(tmp_path):
 
 def idle_generator(folder: Path) -> Generator:
     engine = Idle()
-    return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), None, 1 << 20)
+    return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), 1 << 20)
 
 
 def _no_space(*_: object) -> int:

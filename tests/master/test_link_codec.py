@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from array import array
 from dataclasses import replace
@@ -112,6 +113,7 @@ submissions = build(
     pooling=st.sampled_from([None, "mean", "last"]),
     adapter=uint32,
     service_class=st.just(ServiceClass.INTERACTIVE),
+    arrived=st.floats(allow_nan=False, allow_infinity=False),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -398,6 +400,7 @@ def test_an_api_process_takes_any_bytes(data):
         pb.ToMaster(
             submit=pb.Submit(submission=pb.Submission(sampling=engine_pb2.Sampling(logit_bias={"token": [1]})))
         ),
+        pb.ToMaster(submit=pb.Submit(submission=pb.Submission(arrived=math.nan))),
         pb.ToMaster(load_adapter=pb.LoadAdapter(name="x", path="x", owner="a" * (MAX_ID + 1))),
         pb.ToMaster(unload_adapter=pb.UnloadAdapter(name="x", owner="a" * (MAX_ID + 1))),
         pb.ToMaster(count_response=pb.CountResponse(route="/" * (MAX_ID + 1), status=200)),
@@ -407,6 +410,7 @@ def test_an_api_process_takes_any_bytes(data):
         "empty",
         "unknown end",
         "bias without value",
+        "no arrival",
         "long owner of a load",
         "long owner of an unload",
         "long route",

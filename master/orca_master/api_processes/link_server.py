@@ -12,7 +12,9 @@ import contextlib
 import logging
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 from orca_master.api_processes.link_codec import ERROR_CLASSES, decode_to_master, encode_from_master
@@ -175,7 +177,8 @@ class EngineServer:
             if output.finish_reason is not None and self._owners.get(request_id) is link:
                 self._release(request_id, None)
 
-        accepted = self._engine.submit(submission, deliver)
+        # The metrics have no negative times.
+        accepted = self._engine.submit(replace(submission, arrived=min(submission.arrived, time.monotonic())), deliver)
 
         async def accept() -> None:
             try:

@@ -15,6 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_master.endpoint.api_keys import KeyRing, digest
+from orca_master.endpoint.request_deadline import ARRIVAL
 from orca_master.endpoint.responding import error_response
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class RequestIds:
             return
         header = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = header if VALID_REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
-        started = time.monotonic()
+        started = scope[ARRIVAL] = time.monotonic()
         status = 0
 
         async def send_with_id(message: Message) -> None:

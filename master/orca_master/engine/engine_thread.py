@@ -184,7 +184,7 @@ class EngineThread(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
-        stream = _Stream(receive, len(submission.prompt), time.monotonic(), submission.service_class)
+        stream = _Stream(receive, len(submission.prompt), submission.arrived, submission.service_class)
         self._streams[submission.request_id] = stream
         if submission.grammar is not None:
             stream.submitting = self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))

@@ -65,14 +65,18 @@ class Metrics:
         )
         for reason in FINISH_REASONS:
             self._batch_finished.labels(model_name, reason)
-        self._first_token = self._histogram("time_to_first_token_seconds", "Time to first token", LATENCIES)
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to first token", LATENCIES
+        )
         self._inter_token = self._histogram("inter_token_latency_seconds", "Time between consecutive tokens", LATENCIES)
         self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to last token", LATENCIES)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first", LATENCIES
         )
         self._queue_time = self._histogram(
-            "request_queue_time_seconds", "Time from arrival to the first iteration, per request", LATENCIES
+            "request_queue_time_seconds",
+            "Time in the queue, after the prompt was tokenized, per request",
+            LATENCIES,
         )
         self._prefill_time = self._histogram(
             "request_prefill_time_seconds", "Time from the first iteration to the first token, per request", LATENCIES
