@@ -24,3 +24,20 @@ def test_the_number_of_routes_is_bounded():
     counts = dict(re.findall(r'http_requests_total{.*route="(.*)",.*} (.*)', metrics.render().decode()))
     assert len(counts) == MAX_ROUTES + 1
     assert (float(counts["/0"]), float(counts[OTHER_ROUTES])) == (2, MAX_ROUTES)
+
+
+def test_times_of_hours_have_buckets():
+    """Without a bucket above 120 s, every quantile of long answers would be 120 s."""
+    metrics = Metrics("m")
+    metrics.on_first_token(1000.0, 1.0)
+    metrics.on_token(1, 1, 1000.0, 0.0)
+    metrics.on_finish("stop", 1, 2, 3000.0, 2000.0)
+    text = metrics.render().decode()
+    for name, below, above in (
+        ("time_to_first_token", 600, 1200),
+        ("request_queue_time", 600, 1200),
+        ("request_decode_time", 1200, 2400),
+        ("e2e_request_latency", 2400, 7200),
+    ):
+        for bound, count in ((below, 0), (above, 1)):
+            assert f'\norca:{name}_seconds_bucket{{le="{bound}.0",model_name="m"}} {count}.0' in text
