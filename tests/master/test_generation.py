@@ -320,11 +320,15 @@ def test_a_paused_engine_is_ready_and_refuses_requests_with_its_reason(tmp_path)
             assert answer.json()["error"]["message"] == "paused: spec.replicas is 0"
             engine.draining = True
             assert (await client.get("/readyz")).status_code == 503
-        probes = httpx.ASGITransport(create_probes(cast(Any, engine)))
+        joined = True
+        probes = httpx.ASGITransport(create_probes(cast(Any, engine), lambda: joined))
         async with httpx.AsyncClient(transport=probes, base_url="http://localhost") as client:
             assert (await client.get("/readyz")).status_code == 503
             engine.draining = False
             assert (await client.get("/readyz")).status_code == 200
+            joined = False
+            answer = await client.get("/readyz")
+            assert (answer.status_code, answer.text) == (503, "no API process is connected\n")
 
     asyncio.run(run())
 

@@ -94,6 +94,11 @@ class EngineServer:
             for link in self._links:
                 link.writer.close()
 
+    @property
+    def is_joined(self) -> bool:
+        """True while at least one process is connected."""
+        return bool(self._links)
+
     def announce(self) -> None:
         """Send the engine's status to the processes if it has changed."""
         status = self._engine.status
