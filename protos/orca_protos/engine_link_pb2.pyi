@@ -106,7 +106,7 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_FAULT: FinishReason
 
 class ToMaster(_message.Message):
-    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events", "load_adapter", "unload_adapter")
+    __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events", "load_adapter", "unload_adapter", "count_response")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ASK_METRICS_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class ToMaster(_message.Message):
     ASK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     release: Release
     ask_metrics: AskMetrics
@@ -133,7 +134,8 @@ class ToMaster(_message.Message):
     ask_events: AskEvents
     load_adapter: LoadAdapter
     unload_adapter: UnloadAdapter
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
+    count_response: CountResponse
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., ask_metrics: _Optional[_Union[AskMetrics, _Mapping]] = ..., store_response: _Optional[_Union[StoreResponse, _Mapping]] = ..., ask_responses: _Optional[_Union[AskResponses, _Mapping]] = ..., delete_response: _Optional[_Union[DeleteResponse, _Mapping]] = ..., begin_response: _Optional[_Union[BeginResponse, _Mapping]] = ..., advance_response: _Optional[_Union[AdvanceResponse, _Mapping]] = ..., end_response: _Optional[_Union[EndResponse, _Mapping]] = ..., cancel_response: _Optional[_Union[CancelResponse, _Mapping]] = ..., ask_events: _Optional[_Union[AskEvents, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ..., count_response: _Optional[_Union[CountResponse, _Mapping]] = ...) -> None: ...
 
 class LoadAdapter(_message.Message):
     __slots__ = ("number", "name", "path", "owner")
@@ -291,6 +293,14 @@ class AskMetrics(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
+class CountResponse(_message.Message):
+    __slots__ = ("route", "status")
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    route: str
+    status: int
+    def __init__(self, route: _Optional[str] = ..., status: _Optional[int] = ...) -> None: ...
+
 class Release(_message.Message):
     __slots__ = ("request_id", "ended_as")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -300,7 +310,7 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling", "adapter")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling", "adapter", "arrived")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +322,7 @@ class Submission(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
@@ -323,7 +334,8 @@ class Submission(_message.Message):
     grammar: Grammar
     pooling: Pooling
     adapter: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ...) -> None: ...
+    arrived: float
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ..., arrived: _Optional[float] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "field", "owner")

@@ -14,6 +14,7 @@ from orca_master.bodies.openai_requests import ChatCompletionRequest, Completion
 from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.config import EndpointConfig
+from orca_master.engine.engine_client import EngineClient
 
 ROOT = Path(__file__).parents[2]
 HTTP_PAGE = ROOT / "docs" / "reference" / "http.md"
@@ -34,7 +35,7 @@ def test_every_field_of_a_request_is_documented(body):
 
 def test_every_route_is_documented():
     config = EndpointConfig(model_names=("model",), runtime_adapters=True)
-    app = create_app(SimpleNamespace(config=config, resumable=SimpleNamespace()))
+    app = create_app(SimpleNamespace(config=config, resumable=SimpleNamespace(), engine=EngineClient))
     offered = {
         f"{method} {route.path.partition(':')[0].replace('}', '')}" for route in app.routes for method in route.methods
     }

@@ -46,6 +46,7 @@ def _link_seeds() -> list[bytes]:
         AskMetrics,
         AskResponses,
         BeginResponse,
+        CountResponse,
         EndResponse,
         Release,
         StoreResponse,
@@ -60,7 +61,7 @@ def _link_seeds() -> list[bytes]:
     begun = BeginResponse(5, stored.stored, [b"a", b"b"])
     background = (begun, EndResponse(6, "", "a", b"{}", [b"c"]), AskEvents(7, "", "a", -1))
     messages = (Submit(1, submission), Release("a", "stop"), AskMetrics(2), stored, AskResponses(4, "", "a", True))
-    messages = (*messages, *background)
+    messages = (*messages, *background, CountResponse("/v1/models", 200))
     return [encode_to_master(message) for message in messages]
 
 

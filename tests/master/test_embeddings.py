@@ -165,7 +165,7 @@ def answer(queue: Queue, index: int, *parts: list[float]) -> None:
 
 
 def run_of(queue: Queue, count: int) -> EmbeddingRun:
-    return EmbeddingRun(queue, submissions_of([[1, 2]] * count, "mean", 0, ""))
+    return EmbeddingRun(queue, submissions_of([[1, 2]] * count, "mean", 0, "", 0, 0.0))
 
 
 def test_the_parts_of_each_input_are_added_in_the_order_of_the_inputs():

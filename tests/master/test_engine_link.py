@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ class FakeEngine(EngineClient):
         self.released: list[tuple[str, str | None]] = []
         self.refusals: dict[str, Exception] = {}
         self.submitted: list[str] = []
+        self.arrivals: list[float] = []
+        self.responses: list[tuple[str, int]] = []
         self.waiting: set[str] = set()
         """Requests that are neither taken nor refused."""
 
@@ -56,6 +59,7 @@ class FakeEngine(EngineClient):
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         self.receivers[submission.request_id] = receive
         self.submitted.append(submission.request_id)
+        self.arrivals.append(submission.arrived)
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         refusal = self.refusals.get(submission.request_id)
         if submission.request_id not in self.waiting:
@@ -65,6 +69,9 @@ class FakeEngine(EngineClient):
     def release(self, request_id: str, ended_as: str | None) -> None:
         del self.receivers[request_id]
         self.released.append((request_id, ended_as))
+
+    def note_response(self, route: str, status: int) -> None:
+        self.responses.append((route, status))
 
     async def metrics(self) -> bytes:
         return b"some text"
@@ -323,6 +330,28 @@ def test_a_request_belongs_to_the_link_that_submitted_it(tmp_path):
         assert engine.released == [("theirs", "stop")]
         engine.tell("mine", 4)
         assert (await waiting).token == 4
+
+    run(tmp_path, play)
+
+
+def test_the_arrival_of_a_request_is_not_later_than_its_submission(tmp_path):
+    """The metrics add the times since then, which are not negative."""
+
+    async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
+        for arrived in (time.monotonic() - 100, time.monotonic() + 1000):
+            await remote.submit(replace(submission(str(arrived)), arrived=arrived), lambda output: None)
+        early, late = engine.arrivals
+        assert early < time.monotonic() - 99
+        assert late <= time.monotonic()
+
+    run(tmp_path, play)
+
+
+def test_responses_are_counted_by_the_master(tmp_path):
+    async def play(engine: FakeEngine, _: EngineServer, remote: RemoteEngine) -> None:
+        remote.note_response("/v1/models/{model:path}", 404)
+        assert await remote.metrics() == b"some text"
+        assert engine.responses == [("/v1/models/{model:path}", 404)]
 
     run(tmp_path, play)
 

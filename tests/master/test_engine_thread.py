@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -190,6 +191,21 @@ def test_a_released_request_no_longer_waits_for_its_grammar(begins):
         assert not waiting
         assert (engine.status.progress.num_unfinished, engine.idle) == (0, True)
         await engine.stop("the test ends")
+
+    asyncio.run(play())
+
+
+def test_the_times_of_a_request_begin_at_its_arrival():
+    """Not at its submission, before which its texts are tokenized."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        submission = Submission("a", [1], 4, SamplingParameters(), frozenset(), arrived=time.monotonic() - 1000)
+        engine.submit(submission, lambda output: None)
+        engine._distribute([Output("a", 1, None), Output("a", 2, FinishReason.LENGTH)])
+        text = (await engine.metrics()).decode()
+        for name in ("time_to_first_token", "e2e_request_latency"):
+            assert float(text.partition(f'\norca:{name}_seconds_sum{{model_name="m"}} ')[2].split()[0]) >= 1000
 
     asyncio.run(play())
 

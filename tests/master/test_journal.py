@@ -413,7 +413,7 @@ def test_only_texts_that_the_response_repeats_are_recorded(tmp_path, prompt, ech
 
 def idle_generator(folder: Path) -> Generator:
     engine = Idle()
-    return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), None, 1 << 20)
+    return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), 1 << 20)
 
 
 def _no_space(*_: object) -> int:

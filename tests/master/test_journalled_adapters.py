@@ -32,7 +32,7 @@ SECONDS = 60.0
 
 
 def generator_over(engine: Idle, folder: Path) -> Generator:
-    return Generator(engine, TextCodec(folder), ServedModels(("m",), ("start",), engine), None, 1 << 20)
+    return Generator(engine, TextCodec(folder), ServedModels(("m",), ("start",), engine), 1 << 20)
 
 
 def resumable_over(folder: Path, generator: Generator, adapters: Restorer | None) -> ResumableRequests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from array import array
 from dataclasses import replace
@@ -30,6 +31,7 @@ from orca_master.api_processes.link_messages import (
     AskResponses,
     BeginResponse,
     CancelResponse,
+    CountResponse,
     DeleteResponse,
     EndResponse,
     FromMaster,
@@ -111,6 +113,7 @@ submissions = build(
     pooling=st.sampled_from([None, "mean", "last"]),
     adapter=uint32,
     service_class=st.just(ServiceClass.INTERACTIVE),
+    arrived=st.floats(allow_nan=False, allow_infinity=False),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -209,6 +212,7 @@ events = st.lists(st.binary(max_size=50), max_size=3)
 to_master = st.one_of(
     build(Submit, number=uint64, submission=submissions),
     build(Release, request_id=texts, ended_as=st.sampled_from([None, "stop", "abort"])),
+    build(CountResponse, route=ids, status=st.integers(100, 599)),
     build(AskMetrics, number=uint64),
     build(LoadAdapter, number=uint64, name=texts, path=texts, owner=texts),
     build(UnloadAdapter, number=uint64, name=texts, owner=texts),
@@ -233,6 +237,7 @@ from_master = st.one_of(
 CARRIED = {
     Submit: pb.Submit,
     Release: pb.Release,
+    CountResponse: pb.CountResponse,
     AskMetrics: pb.AskMetrics,
     LoadAdapter: pb.LoadAdapter,
     UnloadAdapter: pb.UnloadAdapter,
@@ -395,10 +400,22 @@ def test_an_api_process_takes_any_bytes(data):
         pb.ToMaster(
             submit=pb.Submit(submission=pb.Submission(sampling=engine_pb2.Sampling(logit_bias={"token": [1]})))
         ),
+        pb.ToMaster(submit=pb.Submit(submission=pb.Submission(arrived=math.nan))),
         pb.ToMaster(load_adapter=pb.LoadAdapter(name="x", path="x", owner="a" * (MAX_ID + 1))),
         pb.ToMaster(unload_adapter=pb.UnloadAdapter(name="x", owner="a" * (MAX_ID + 1))),
+        pb.ToMaster(count_response=pb.CountResponse(route="/" * (MAX_ID + 1), status=200)),
+        pb.ToMaster(count_response=pb.CountResponse(route="/", status=600)),
     ],
-    ids=["empty", "unknown end", "bias without value", "long owner of a load", "long owner of an unload"],
+    ids=[
+        "empty",
+        "unknown end",
+        "bias without value",
+        "no arrival",
+        "long owner of a load",
+        "long owner of an unload",
+        "long route",
+        "no status",
+    ],
 )
 def test_what_no_api_process_sends_ends_the_link(message):
     with pytest.raises(LinkError):

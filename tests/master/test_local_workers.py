@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 from orca_master.commands import local_workers
-from orca_master.commands.heartbeat import FIRST_SECONDS, SILENT_SECONDS
 from orca_master.commands.local_workers import BACK_OFF_SECONDS, STABLE_SECONDS, LocalWorkers
 from orca_master.errors import ConfigurationError
+from orca_master.heartbeat import FIRST_SECONDS, SILENT_SECONDS
 from orca_protos.process_state import is_stopped
 from support.served import eventually
 
@@ -25,7 +25,8 @@ import os, signal, time
 from orca_master.commands.child_process import fork
 from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.ports import SIGNALS
-from orca_master.commands import heartbeat, serve_parent
+from orca_master import heartbeat
+from orca_master.commands import serve_parent
 
 serve_parent.BACK_OFF_SECONDS = [0.0] * 5
 

@@ -43,5 +43,8 @@ class Idle(EngineClient):
     def release(self, request_id: str, ended_as: str | None) -> None:
         pass
 
+    def note_response(self, route: str, status: int) -> None:
+        pass
+
     async def metrics(self) -> bytes:
         return b""

@@ -60,6 +60,9 @@ class Queue(EngineClient):
         del self.receivers[request_id]
         self.released[request_id] = ended_as
 
+    def note_response(self, route: str, status: int) -> None:
+        pass
+
     async def metrics(self) -> bytes:
         return b""
 

@@ -53,6 +53,7 @@ class ScriptedEngine(EngineClient):
         self.tokens = codec.encode(answer)
         self.reason = reason
         self.submissions: list[Submission] = []
+        self.responses: list[tuple[str, int]] = []
 
     @property
     def status(self) -> EngineStatus:
@@ -72,6 +73,9 @@ class ScriptedEngine(EngineClient):
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         pass
+
+    def note_response(self, route: str, status: int) -> None:
+        self.responses.append((route, status))
 
     async def metrics(self) -> bytes:
         return b""

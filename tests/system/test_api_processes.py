@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from orca_contract.state import EngineState
+from orca_master import heartbeat
+from orca_master.api_processes.link_server import EngineServer
 from orca_master.api_processes.pool import api_processes as run_api_processes
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.engine_client import EngineClient, EngineStatus
@@ -243,8 +245,23 @@ class NoEngine(EngineClient):
     def release(self, request_id, ended_as) -> None:
         raise NotImplementedError
 
+    def note_response(self, route, status) -> None:
+        raise NotImplementedError
+
     async def metrics(self) -> bytes:
         raise NotImplementedError
+
+
+class Counting(NoEngine):
+    """Lets responses be counted."""
+
+    def note_response(self, route, status) -> None:
+        pass
+
+
+def pool(engine: EngineClient, model: Path, listener: socket.socket) -> contextlib.AbstractAsyncContextManager[object]:
+    """Run one API process."""
+    return run_api_processes(engine, EngineServer(engine, model, EndpointConfig(("m",))), (listener,))
 
 
 def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, monkeypatch, caplog):
@@ -261,7 +278,7 @@ def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, mon
     async def main() -> None:
         async with asyncio.timeout(120):
             with listen("127.0.0.1", 0) as listener:
-                async with run_api_processes(NoEngine(), tmp_path, EndpointConfig(("m",)), (listener,)):
+                async with pool(NoEngine(), tmp_path, listener):
                     while len(started) < 2:
                         await asyncio.sleep(0.05)
 
@@ -269,6 +286,40 @@ def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, mon
     assert started[0].returncode == -signal.SIGKILL
     assert f"the link to API process {started[0].pid} is closed: a message of 4294967295 bytes" in caplog.text
     assert "exit code -9 and is restarted" in caplog.text
+
+
+def test_a_process_that_hangs_is_killed_and_replaced(tmp_path, monkeypatch, caplog):
+    """The kernel goes on to give it connections, which nothing would answer."""
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 5.0)
+    started = []
+    start = asyncio.create_subprocess_exec
+
+    async def start_noted(*arguments: str, **options) -> asyncio.subprocess.Process:
+        process = await start(*arguments, **options)
+        if "orca_master.api_processes.api_process" in arguments:
+            started.append(process)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_noted)
+
+    async def main() -> None:
+        with listen("127.0.0.1", 0) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/livez"
+            server = EngineServer(Counting(), tmp_path, EndpointConfig(("m",)))
+            async with run_api_processes(Counting(), server, (listener,)), asyncio.timeout(240):
+                assert not server.is_joined
+                async with httpx.AsyncClient(timeout=None) as client:
+                    assert (await client.get(url)).status_code == 200
+                    assert server.is_joined
+                    started[0].send_signal(signal.SIGSTOP)
+                    while len(started) == 1:
+                        await asyncio.sleep(0.05)
+                async with httpx.AsyncClient(timeout=None) as client:
+                    assert (await client.get(url)).status_code == 200
+
+    asyncio.run(main())
+    assert started[0].returncode == -signal.SIGKILL
+    assert caplog.text.count(f"API process {started[0].pid} gives no sign of life and is killed") == 1
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ def test_readyz_fails_while_requests_wait_and_no_iteration_returns(checkpoint, m
         engine = EngineThread(topology(checkpoint(NAME), worker_pool.addresses(1)), config, metrics, metrics)
         metrics.watch(engine.engine)
         outputs: asyncio.Queue[Output] = asyncio.Queue()
-        transport = httpx.ASGITransport(create_probes(engine))
+        transport = httpx.ASGITransport(create_probes(engine, lambda: True))
         try:
             await engine.start()
             async with httpx.AsyncClient(transport=transport, base_url="http://probes") as client:

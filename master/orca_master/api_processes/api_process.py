@@ -1,6 +1,6 @@
 """An API process: runs the endpoint (HTTP and text processing) for the engine of a master.
 
-    python -m orca_master.api_processes.api_process --engine SOCKET --listener FD
+    python -m orca_master.api_processes.api_process --engine SOCKET --listener FD --heartbeat FD
 
 Started by the master (pool.py). Ends on SIGTERM after its running requests, and when the link to the master
 closes.
@@ -16,6 +16,7 @@ import socket
 import sys
 from pathlib import Path
 
+from orca_protos.heartbeat import beat
 from orca_protos.http import serving
 from orca_protos.log_lines import configure_logging
 
@@ -33,7 +34,7 @@ LAST_SECONDS = 5.0
 """Added to the drain timeout, so that the master's error reaches the unfinished requests."""
 
 
-async def run(engine_path: Path, listener: socket.socket) -> None:
+async def run(engine_path: Path, listener: socket.socket, heartbeat: int) -> None:
     """Serve until SIGTERM or until the link closes; raise EngineUnavailableError if no master answers."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -48,6 +49,7 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
         store=RemoteStore(engine),
         adapter_loader=RemoteAdapters(engine) if config.runtime_adapters else None,
     )
+    beating = asyncio.create_task(beat(heartbeat))  # the model's files have been read, which may have taken long
     listening = asyncio.create_task(engine.listen())
     stopped = asyncio.create_task(stop.wait())
     freeze_and_bound()
@@ -57,9 +59,9 @@ async def run(engine_path: Path, listener: socket.socket) -> None:
             if not listening.done():  # else all requests have failed, and new connections are for the next master
                 await endpoint.drain(LAST_SECONDS)
     finally:
-        for task in (listening, stopped):
+        for task in (listening, stopped, beating):
             task.cancel()
-        await asyncio.gather(listening, stopped, return_exceptions=True)
+        await asyncio.gather(listening, stopped, beating, return_exceptions=True)
 
 
 def main(argv: list[str]) -> int:
@@ -69,11 +71,12 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--engine", type=Path, required=True, help="the master's socket")
     parser.add_argument("--listener", type=int, required=True, help="file descriptor of a listening socket")
+    parser.add_argument("--heartbeat", type=int, required=True, help="pipe that gets signs of life")
     arguments = parser.parse_args(argv)
     configure_logging()
     with contextlib.closing(socket.socket(fileno=arguments.listener)) as listener:
         try:
-            asyncio.run(run(arguments.engine, listener))
+            asyncio.run(run(arguments.engine, listener, arguments.heartbeat))
         except EngineUnavailableError as error:
             print(f"orca API process: error: {error}", file=sys.stderr)
             return 1

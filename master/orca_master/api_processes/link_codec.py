@@ -19,6 +19,7 @@ from orca_protos.http_limits import HttpLimits
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
+    CountResponse,
     FromMaster,
     Hello,
     LinkError,
@@ -77,6 +78,8 @@ def encode_to_master(message: ToMaster) -> bytes:
                 raise ValueOutOfRangeError("ended_as", f"{ended_as!r} is not 'stop', 'abort' or None")
             envelope.release.request_id = request_id
             envelope.release.ended_as = _ENDED_AS[ended_as]
+        case CountResponse(route, status):
+            envelope.count_response.route, envelope.count_response.status = route, status
         case AskMetrics(number):
             envelope.ask_metrics.number = number
         case LoadAdapter(number, name, path, owner):
@@ -90,7 +93,7 @@ def encode_to_master(message: ToMaster) -> bytes:
     return envelope.SerializeToString()
 
 
-def decode_to_master(data: bytes) -> ToMaster:
+def decode_to_master(data: bytes) -> ToMaster:  # noqa: PLR0911, one per message
     """Return the message; raise LinkError."""
     envelope = _parse(pb.ToMaster(), data)
     match envelope.WhichOneof("message"):
@@ -101,6 +104,11 @@ def decode_to_master(data: bytes) -> ToMaster:
             if release.ended_as not in _ENDED_AS_OF_NUMBER:
                 raise LinkError(f"unknown ended_as {release.ended_as}")
             return Release(release.request_id, _ENDED_AS_OF_NUMBER[release.ended_as])
+        case "count_response":
+            count = envelope.count_response
+            if not 100 <= count.status <= 599:
+                raise LinkError(f"a response with the status {count.status}")
+            return CountResponse(bounded(count.route), count.status)
         case "ask_metrics":
             return AskMetrics(envelope.ask_metrics.number)
         case "load_adapter":

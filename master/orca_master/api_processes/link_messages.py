@@ -45,6 +45,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class CountResponse:
+    """Counts an HTTP response in the metrics. `route`: path with names for its parameters."""
+
+    route: str
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskMetrics:
     """Requests the metrics. The Answer with the same number contains Prometheus' text format."""
 
@@ -203,5 +211,5 @@ class StopResponse:
 
 Question: TypeAlias = Submit | AskMetrics | LoadAdapter | UnloadAdapter | ResponseMessage
 """Messages that have an Answer."""
-ToMaster: TypeAlias = Question | Release
+ToMaster: TypeAlias = Question | Release | CountResponse
 FromMaster: TypeAlias = Hello | Answer | Outputs | EngineStatus | ResponsesChanged | StopResponse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from itertools import repeat
 from typing import TypeVar
@@ -54,6 +55,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     message.cache_salt = text(submission.cache_salt)
     message.pooling = _POOLINGS[submission.pooling]
     message.adapter = submission.adapter
+    message.arrived = submission.arrived
     if submission.choices is not None:
         message.choices.group_id = submission.choices.group_id
         message.choices.count = submission.choices.count
@@ -81,6 +83,8 @@ def submission_of(message: pb.Submission) -> Submission:
         raise LinkError(str(error)) from error
     if message.pooling not in _POOLING_OF_NUMBER:
         raise LinkError(f"unknown pooling {message.pooling}")
+    if not math.isfinite(message.arrived):
+        raise LinkError(f"a request that arrived at {message.arrived}")
     return Submission(
         request_id=message.request_id,
         prompt=array("I", message.prompt),
@@ -93,6 +97,7 @@ def submission_of(message: pb.Submission) -> Submission:
         grammar=_grammar_of(message.grammar) if message.HasField("grammar") else None,
         pooling=_POOLING_OF_NUMBER[message.pooling],
         adapter=message.adapter,
+        arrived=message.arrived,
     )
 
 

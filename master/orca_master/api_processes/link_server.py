@@ -12,7 +12,9 @@ import contextlib
 import logging
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 from orca_master.api_processes.link_codec import ERROR_CLASSES, decode_to_master, encode_from_master
@@ -20,6 +22,7 @@ from orca_master.api_processes.link_frames import max_to_master_bytes, receive, 
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
+    CountResponse,
     FromMaster,
     Hello,
     LinkError,
@@ -91,6 +94,11 @@ class EngineServer:
             for link in self._links:
                 link.writer.close()
 
+    @property
+    def is_joined(self) -> bool:
+        """True while at least one process is connected."""
+        return bool(self._links)
+
     def announce(self) -> None:
         """Send the engine's status to the processes if it has changed."""
         status = self._engine.status
@@ -133,6 +141,9 @@ class EngineServer:
             if self._owners.get(message.request_id) is link:
                 self._release(message.request_id, message.ended_as)
             return
+        if isinstance(message, CountResponse):
+            self._engine.note_response(message.route, message.status)
+            return
         is_constrained = isinstance(message, Submit) and message.submission.grammar is not None
         places = link.constrained if is_constrained else link.unanswered
         await link.answer(message.number, self._value(link, message), places)
@@ -171,7 +182,8 @@ class EngineServer:
             if output.finish_reason is not None and self._owners.get(request_id) is link:
                 self._release(request_id, None)
 
-        accepted = self._engine.submit(submission, deliver)
+        # The metrics have no negative times.
+        accepted = self._engine.submit(replace(submission, arrived=min(submission.arrived, time.monotonic())), deliver)
 
         async def accept() -> None:
             try:

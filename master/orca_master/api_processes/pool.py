@@ -2,8 +2,8 @@
 
 Each process has its own listening socket on the same port; the kernel distributes connections (SO_REUSEPORT). The
 master keeps the sockets open, so that no connection is refused while a crashed process is replaced; it closes the
-socket of a process that has ended in a drain. A process that violates the protocol of its link (link_server.py) is
-killed and replaced.
+socket of a process that has ended in a drain. A process that violates the protocol of its link (link_server.py), or
+that gives no sign of life (heartbeat.py), is killed and replaced: the kernel gives it connections as long as it lives.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from orca_master.api_processes.link_server import EngineServer
-from orca_master.endpoint.config import EndpointConfig
-from orca_master.engine.adapter_calls import AdapterLoader
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import EngineUnavailableError
+from orca_master.heartbeat import CHECK_SECONDS, Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class ApiProcesses:
         """Run a process on a listener, and restart it when it ends unexpectedly."""
         while not self._ending:
             try:
-                process = await self._start(listener)
+                process, heartbeat = await self._start(listener)
             except OSError as error:  # of memory, processes or descriptors; the other processes serve
                 logger.error("an API process cannot be started and is tried again: %s", error)
                 await asyncio.sleep(RESTART_SECONDS)
@@ -94,7 +94,10 @@ class ApiProcesses:
             self._running.add(process)
             if self._ending:  # `_signal` ran before the process was in `_running`
                 process.terminate()
+            watching = asyncio.create_task(_kill_silent(process, heartbeat))
             code = await process.wait()
+            watching.cancel()
+            heartbeat.close()
             self._running.discard(process)
             if not self._ending:
                 logger.error("an API process ended with exit code %d and is restarted", code)
@@ -103,27 +106,39 @@ class ApiProcesses:
         # socket from which no process accepts it would put some, which then wait until the server ends.
         listener.close()
 
-    async def _start(self, listener: socket.socket) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
-            "--engine", str(self._path), "--listener", str(listener.fileno()),
-            pass_fds=(listener.fileno(),),
-            start_new_session=True,  # Ctrl-C reaches only the master, which then ends the processes in order
-        )  # fmt: skip
+    async def _start(self, listener: socket.socket) -> tuple[asyncio.subprocess.Process, Heartbeat]:
+        heartbeat = Heartbeat(time.monotonic())
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
+                "--engine", str(self._path), "--listener", str(listener.fileno()), "--heartbeat", str(heartbeat.writer),
+                pass_fds=(listener.fileno(), heartbeat.writer),
+                start_new_session=True,  # Ctrl-C reaches only the master, which then ends the processes in order
+            )  # fmt: skip
+        except BaseException:
+            heartbeat.close()
+            raise
+        finally:
+            heartbeat.close_writer()
+        return process, heartbeat
+
+
+async def _kill_silent(process: asyncio.subprocess.Process, heartbeat: Heartbeat) -> None:
+    """Kill a process that gives no sign of life for SILENT_SECONDS, or for FIRST_SECONDS while it starts."""
+    while not heartbeat.is_silent(time.monotonic(), process.pid):
+        await asyncio.sleep(CHECK_SECONDS)
+    logger.error("API process %d gives no sign of life and is killed", process.pid)
+    if process.returncode is None:
+        process.kill()
 
 
 @contextlib.asynccontextmanager
 async def api_processes(
-    engine: EngineThread,
-    model_path: Path,
-    config: EndpointConfig,
-    listeners: Sequence[socket.socket],
-    loader: AdapterLoader | None = None,
+    engine: EngineThread, server: EngineServer, listeners: Sequence[socket.socket]
 ) -> AsyncIterator[ApiProcesses]:
-    """Run one API process per listener inside the `async with` block. `loader`: see EngineServer."""
+    """Run one API process of `server` per listener inside the `async with` block."""
     with tempfile.TemporaryDirectory(prefix="orca-") as folder:
         path = Path(folder) / "engine.sock"
-        server = EngineServer(engine, model_path, config, loader)
         async with server.listening(path):
             processes = ApiProcesses(engine, server, path, listeners)
             try:

@@ -17,6 +17,7 @@ from orca_master.api_processes.link_frames import MAX_FROM_MASTER_BYTES, max_req
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
+    CountResponse,
     FromMaster,
     Hello,
     LinkError,
@@ -100,6 +101,10 @@ class RemoteEngine(EngineClient):
         """See EngineClient. The master itself releases requests that have ended."""
         if self._receivers.pop(request_id, None) is not None:
             self._send(encode_to_master(Release(request_id, ended_as)))
+
+    def note_response(self, route: str, status: int) -> None:
+        """See EngineClient."""
+        self._send(encode_to_master(CountResponse(route, status)))
 
     async def metrics(self) -> bytes:
         """See EngineClient."""

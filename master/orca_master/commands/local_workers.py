@@ -22,8 +22,8 @@ from types import TracebackType
 from orca_protos.exit_code import describe_exit
 from orca_protos.parent_death import bound_command
 
-from orca_master.commands.heartbeat import Heartbeat
 from orca_master.errors import ConfigurationError
+from orca_master.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from orca_protos.exit_code import describe_exit
 
-from orca_master.commands.heartbeat import CHECK_SECONDS, Heartbeat
 from orca_master.commands.local_workers import BACK_OFF_SECONDS, LocalWorkers
 from orca_master.commands.ports import SIGNALS, Parent
+from orca_master.heartbeat import CHECK_SECONDS, Heartbeat
 
 logger = logging.getLogger(__name__)
 

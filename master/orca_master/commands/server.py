@@ -22,6 +22,7 @@ from orca_protos.heartbeat import beat
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
 
+from orca_master.api_processes.link_server import EngineServer
 from orca_master.api_processes.pool import ApiProcesses, api_processes
 from orca_master.batches.service import Batches, open_batches
 from orca_master.commands.load_progress import load_progress
@@ -78,7 +79,11 @@ async def run_server(
             stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
         stored = _stored_requests(endpoint, engine, metrics, journal, topology, ports.restarted)
         journal_status = await stack.enter_async_context(stored)
-        await stack.enter_async_context(_cluster_ports(engine, ports, config, journal_status))
+        server = EngineServer(engine, path, endpoint_config, endpoint.adapter_loader)
+        cluster_ports = _cluster_ports(
+            engine, ports, config, journal_status, lambda: server.is_joined or not endpoint_config.num_processes
+        )
+        await stack.enter_async_context(cluster_ports)
         formed = asyncio.create_task(_form(engine))
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(engine.failure())
@@ -88,9 +93,7 @@ async def run_server(
                 await asyncio.wait({formed, stopped}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             front: Endpoint | ApiProcesses = endpoint
             if endpoint_config.num_processes:
-                front = await stack.enter_async_context(
-                    api_processes(engine, path, endpoint_config, ports.api, endpoint.adapter_loader)
-                )
+                front = await stack.enter_async_context(api_processes(engine, server, ports.api))
                 ended: asyncio.Future[Any] = front.ended
             else:
                 await stack.enter_async_context(template)
@@ -202,12 +205,16 @@ async def _batches(
 
 @contextlib.asynccontextmanager
 async def _cluster_ports(
-    engine: EngineThread, ports: Ports, config: EngineConfig, journal: Callable[[], JournalStatus]
+    engine: EngineThread,
+    ports: Ports,
+    config: EngineConfig,
+    journal: Callable[[], JournalStatus],
+    is_joined: Callable[[], bool],
 ) -> AsyncIterator[None]:
     """Serve the probe port and the admin port, if the master has them."""
     async with contextlib.AsyncExitStack() as stack:
         if ports.probes is not None:
-            await stack.enter_async_context(serving_apart(create_probes(engine), ports.probes))
+            await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
         if ports.admin is not None and ports.admin_token is not None:
             tls = config.tls.server_context() if config.tls else None
             app = create_admin_app(engine, ports.admin_token, journal)

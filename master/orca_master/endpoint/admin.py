@@ -122,8 +122,11 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
     return app
 
 
-def create_probes(engine: EngineThread) -> Any:
-    """Return the probe port's application. Call it on the endpoint's event loop, which `/livez` watches."""
+def create_probes(engine: EngineThread, is_joined: Callable[[], bool]) -> Any:
+    """Return the probe port's application. Call it on the endpoint's event loop, which `/livez` watches.
+
+    `is_joined`: whether a process serves the API port, this one or an API process.
+    """
     endpoint_loop = LoopWatch()
 
     async def startupz() -> tuple[int, str]:
@@ -136,7 +139,7 @@ def create_probes(engine: EngineThread) -> Any:
         return (200, "ok\n") if alive else (503, "the engine's loop does not answer\n")
 
     async def readyz() -> tuple[int, str]:
-        reason = engine.status.not_ready
+        reason = engine.status.not_ready or ("" if is_joined() else "no API process is connected")
         return (503, f"{reason}\n") if reason else (200, "ok\n")
 
     async def progressz() -> tuple[int, str]:

@@ -2,8 +2,8 @@
 
 /v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/embeddings in embeddings.py, /v1/messages in
 messages.py, /v1/responses in responses.py, /v1/files and /v1/batches in file_routes.py and batch_routes.py, the loading
-of adapters in adapter_routes.py. Order of middleware, outermost first: request id and access log → errors of messages →
-Host → CORS → API key → body limits → early refusal.
+of adapters in adapter_routes.py. Order of middleware, outermost first: request id, access log and count → errors of
+messages → internal errors → Host → CORS → API key → body limits → early refusal.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from orca_master.endpoint.early_refusal import EarlyRefusal
 from orca_master.endpoint.embeddings import add_embeddings
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.file_routes import add_files
+from orca_master.endpoint.internal_errors import InternalErrors
 from orca_master.endpoint.messages import add_messages
 from orca_master.endpoint.messages_errors import MessagesErrors
 from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds, owner_of
@@ -95,8 +96,9 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         )
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
+    app.add_middleware(InternalErrors)
     app.add_middleware(MessagesErrors)
-    app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests)
+    app.add_middleware(RequestIds, log_requests=endpoint.config.log_requests, note=endpoint.engine.note_response)
     # Cached, because /openapi.json needs no key, and creating the schema takes 0.1 s.
     names = () if config.runtime_adapters else tuple(endpoint.models.numbers(None))
     schema = functools.lru_cache(maxsize=1)(functools.partial(_openapi, app, names))

@@ -68,6 +68,10 @@ class BatchEngine(EngineClient):
         """See EngineClient."""
         self._engine.release(request_id, ended_as)
 
+    def note_response(self, route: str, status: int) -> None:
+        """See EngineClient."""
+        self._engine.note_response(route, status)
+
     async def metrics(self) -> bytes:
         """See EngineClient."""
         return await self._engine.metrics()

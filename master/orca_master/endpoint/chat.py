@@ -26,7 +26,6 @@ from orca_master.endpoint.openai_answers import (
     Usage,
 )
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
-from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
@@ -218,14 +217,15 @@ def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
 
 async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, request: Request, prefix: str) -> Generation:
     """Render and check a conversation, and return the generation of its next message, with an id after `prefix`."""
-    prompt = await chat_prompt(endpoint, body, owner_of(request))
+    owner, limit = owner_of(request), endpoint.time_limit(request)
+    async with limit.applied():
+        prompt = await chat_prompt(endpoint, body, owner)
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is None:  # as in vLLM
         room = room_after(endpoint, prompt)
         max_tokens = min(room, endpoint.codec.max_new_tokens or room)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    timeout = requested_timeout(request.headers)
-    return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, timeout, owner_of(request))
+    return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, limit, owner)
 
 
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:

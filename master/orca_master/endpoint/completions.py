@@ -22,7 +22,6 @@ from orca_master.endpoint.prompt_logprobs import (
     entries_json,
     lists_json,
 )
-from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
 from orca_master.text.tokenizer import TextCodec
@@ -190,12 +189,11 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/v1/completions", response_model=Completion)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Generate text that continues a prompt."""
-        endpoint.check(body.model, owner_of(request))
-        prompts = await token_prompts(body, endpoint)
-        timeout = requested_timeout(request.headers)
-        generation = endpoint.generator.prepare(
-            "cmpl-", body, prompts, body.max_tokens, body.logprobs, timeout, owner_of(request)
-        )
+        owner, limit = owner_of(request), endpoint.time_limit(request)
+        endpoint.check(body.model, owner)
+        async with limit.applied():
+            prompts = await token_prompts(body, endpoint)
+        generation = endpoint.generator.prepare("cmpl-", body, prompts, body.max_tokens, body.logprobs, limit, owner)
         style = CompletionFormat(body, endpoint.name_of(body.model), endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

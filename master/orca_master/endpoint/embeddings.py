@@ -27,11 +27,11 @@ from orca_master.endpoint.delivery import deliver_body
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import check_token_ids, salt_of
 from orca_master.endpoint.middleware import owner_of
-from orca_master.endpoint.request_deadline import requested_timeout
+from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.request_limits import check_together
-from orca_master.errors import CONTEXT_EXCEEDED, EngineError, RequestError, RequestTimeoutError
+from orca_master.errors import CONTEXT_EXCEEDED, EngineError, RequestError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 
@@ -145,7 +145,7 @@ def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus) -> None:
 
 
 def submissions_of(
-    inputs: Sequence[Sequence[int]], pooling: Pooling, priority: int, cache_salt: str, adapter: int = 0
+    inputs: Sequence[Sequence[int]], pooling: Pooling, priority: int, cache_salt: str, adapter: int, arrived: float
 ) -> list[Submission]:
     """Return the submissions of a request's inputs, which the queue accepts together or not at all."""
     name = f"embd-{secrets.token_hex(16)}"
@@ -162,6 +162,7 @@ def submissions_of(
             cache_salt=cache_salt,
             pooling=pooling,
             adapter=adapter,
+            arrived=arrived,
         )
         for index, tokens in enumerate(inputs)
     ]
@@ -178,14 +179,11 @@ async def _inputs(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[i
     ]
 
 
-async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, timeout: float | None) -> bytes:
+async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, limit: TimeLimit) -> bytes:
     """Return the response as JSON. Yields to the event loop after each vector."""
     with endpoint.generator.activity.one():
-        try:
-            async with asyncio.timeout(timeout):
-                sums = await run.run()
-        except TimeoutError as error:
-            raise RequestTimeoutError(f"not finished within {timeout or 0.0:.6g} s") from error
+        async with limit.applied():
+            sums = await run.run()
         data = [b'{"object":"list","data":[']
         for index, values in enumerate(sums):
             vector = encoded(unit_vector(values), body.encoding_format)
@@ -204,11 +202,12 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         """Return an embedding of each text."""
         owner = owner_of(request)
         endpoint.check(body.model, owner)
-        inputs = await _inputs(body, endpoint)
+        limit = endpoint.time_limit(request)
+        async with limit.applied():
+            inputs = await _inputs(body, endpoint)
         check_inputs(inputs, endpoint.engine.status)
         adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
-        submissions = submissions_of(inputs, endpoint.config.embedding_pooling, body.priority, salt, adapter)
-        limits = (endpoint.config.request_timeout, requested_timeout(request.headers))
-        timeout = min((seconds for seconds in limits if seconds is not None), default=None)
+        pooling = endpoint.config.embedding_pooling
+        submissions = submissions_of(inputs, pooling, body.priority, salt, adapter, limit.arrived)
         run = EmbeddingRun(endpoint.engine, submissions)
-        return await deliver_body(request, _answer(endpoint, body, run, timeout))
+        return await deliver_body(request, _answer(endpoint, body, run, limit))

@@ -22,6 +22,7 @@ from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.memory_store import MemoryStore
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ModelCard
+from orca_master.endpoint.request_deadline import TimeLimit, time_limit
 from orca_master.endpoint.response_store import ResponseStore
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -74,7 +75,6 @@ class Endpoint:
             self.engine,
             self.codec,
             self.models,
-            self.config.request_timeout,
             self.config.http.max_unread_bytes,
             self.answers,
         )
@@ -102,6 +102,10 @@ class Endpoint:
         fields = type(body).model_fields.keys() - body.model_fields_set
         values = {name: value for name, value in self.codec.sampling_defaults.items() if name in fields}
         return body.model_copy(update=values) if values else body
+
+    def time_limit(self, request: Request) -> TimeLimit:
+        """Return until when a request must have ended; raise RequestError."""
+        return time_limit(request, self.config.request_timeout)
 
     def check_wait(self) -> None:
         """Raise QueueFullError if the engine would refuse any new request because of its expected wait."""

@@ -23,6 +23,7 @@ from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.prompt_logprobs import check_size
 from orca_master.endpoint.recorder import Recorder
+from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.endpoint.served_models import ServedModels
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Choices, Submission
@@ -60,6 +61,7 @@ class Generation:
     `n`: choices of each prompt that the response has, the best ones of those that are generated (best_of.py).
     `max_tokens`: most generated tokens of a choice; 0: the prompt alone is returned, and the token that the engine
     generates is dropped. `deadline`: when the request must have ended, in seconds since the epoch; None: no limit.
+    `timeout`: seconds from the arrival to the deadline; None: no limit, or the request is from a journal.
     """
 
     request_id: str
@@ -69,6 +71,7 @@ class Generation:
     n: int
     max_tokens: int
     deadline: float | None = None
+    timeout: float | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -90,7 +93,7 @@ class Generation:
 
 
 class Generator:
-    """Prepares and runs generations. `timeout` is in seconds, None for no limit.
+    """Prepares and runs generations.
 
     `models`: the names that requests may use. `max_unread_bytes` limits the memory of the unread pieces of one
     generation (backpressure). `answers`: the formats of the model's answers.
@@ -101,7 +104,6 @@ class Generator:
         engine: EngineClient,
         codec: TextCodec,
         models: ServedModels,
-        timeout: float | None,
         max_unread_bytes: int,
         answers: AnswerFormat = NO_FORMAT,
     ) -> None:
@@ -109,7 +111,6 @@ class Generator:
         self.models = models
         self._engine = engine
         self._codec = codec
-        self._timeout = timeout
         self._max_unread_bytes = max_unread_bytes
         self.activity = Activity()
         """The generations that run, and embeddings (embeddings.py)."""
@@ -121,10 +122,10 @@ class Generator:
         prompts: Sequence[Sequence[int]],
         max_tokens: int,
         logprobs: int | None,
-        timeout: float | None = None,
+        limit: TimeLimit | None = None,
         owner: str = "",
     ) -> Generation:
-        """Create the choices of a request. `timeout`: the client's, in seconds; the smaller of both timeouts applies.
+        """Create the choices of a request. `limit`: None for a request that arrives now and has no timeout.
 
         `prefix`: of the request's id. `owner`: digest of the client's key; requests of different owners share no K/V
         blocks.
@@ -152,10 +153,10 @@ class Generator:
             raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         request_id = f"{prefix}{secrets.token_hex(16)}"
+        limit = TimeLimit(time.monotonic(), None) if limit is None else limit
         now = time.time()
-        timeouts = [seconds for seconds in (self._timeout, timeout) if seconds is not None]
-        deadline = now + min(timeouts) if timeouts else None
-        return self.generation(
+        waited = time.monotonic() - limit.arrived
+        generation = self.generation(
             request_id,
             int(now),
             body,
@@ -163,10 +164,12 @@ class Generator:
             max_tokens,
             logprobs,
             seed,
-            deadline,
+            None if limit.timeout is None else now - waited + limit.timeout,
             owner,
             self.models.number_of(body.model, owner),
+            limit.arrived,
         )
+        return generation if limit.timeout is None else replace(generation, timeout=limit.timeout)
 
     def generation(
         self,
@@ -180,8 +183,12 @@ class Generator:
         deadline: float | None,
         owner: str,
         adapter: int,
+        arrived: float,
     ) -> Generation:
-        """Create the choices of a request that was checked before, with the adapter of a number."""
+        """Create the choices of a request that was checked before, with the adapter of a number.
+
+        `arrived`: see Submission.
+        """
         stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         salt = salt_of(owner, body.cache_salt)
@@ -218,6 +225,7 @@ class Generator:
                 cache_salt=salt,
                 grammar=grammar,
                 adapter=adapter,
+                arrived=arrived,
             )
             decoder = self._codec.decoder(
                 body.stop_strings,
@@ -260,7 +268,7 @@ class Generator:
             try:
                 seconds = None if generation.deadline is None else max(0.0, generation.deadline - time.time())
                 deadline = None if seconds is None else loop.time() + seconds
-                late = RequestTimeoutError(f"not finished within {seconds or 0.0:.6g} s")
+                late = RequestTimeoutError(f"not finished within {generation.timeout or seconds or 0.0:.6g} s")
                 try:
                     async with asyncio.timeout_at(deadline):
                         await run.submit(choices)

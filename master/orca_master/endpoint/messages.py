@@ -22,7 +22,6 @@ from orca_master.endpoint.messages_answers import InputTokens, Message, Messages
 from orca_master.endpoint.messages_errors import error_body
 from orca_master.endpoint.messages_events import Event, MessageEvents, message_of
 from orca_master.endpoint.middleware import MESSAGES, owner_of
-from orca_master.endpoint.request_deadline import requested_timeout
 from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
@@ -48,12 +47,12 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
         """Generate the assistant's next message."""
         _check_thinking(endpoint, body)
         chat = endpoint.with_defaults(chat_request(body))
-        prompt = await chat_prompt(endpoint, chat, owner_of(request))
+        owner, limit = owner_of(request), endpoint.time_limit(request)
+        async with limit.applied():
+            prompt = await chat_prompt(endpoint, chat, owner)
         # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
         max_tokens = min(body.max_tokens, room_after(endpoint, prompt))
-        generation = endpoint.generator.prepare(
-            "msg_", chat, [prompt], max_tokens, None, requested_timeout(request.headers), owner_of(request)
-        )
+        generation = endpoint.generator.prepare("msg_", chat, [prompt], max_tokens, None, limit, owner)
         pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
         events = _events_of(endpoint, body, chat, generation, fills_context=max_tokens < body.max_tokens)
         if body.stream:

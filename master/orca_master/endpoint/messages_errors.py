@@ -10,7 +10,6 @@ import json
 
 from pydantic import ValidationError
 from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_master.endpoint.messages_answers import MessagesError, MessagesErrorBody
@@ -54,7 +53,7 @@ def converted(status: int, body: bytes) -> bytes:
 
 
 class MessagesErrors:
-    """Converts the bodies of errors of /v1/messages; an unhandled exception becomes HTTP 500, and is raised."""
+    """Converts the bodies of errors of /v1/messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -66,11 +65,9 @@ class MessagesErrors:
             return
         begin: Message | None = None
         body = b""
-        has_begun = False
 
         async def convert(message: Message) -> None:
-            nonlocal begin, body, has_begun
-            has_begun = True
+            nonlocal begin, body
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 begin = message
                 return
@@ -87,10 +84,4 @@ class MessagesErrors:
             await send(begin)
             await send({"type": "http.response.body", "body": content})
 
-        try:
-            await self._app(scope, receive, convert)
-        except Exception as error:
-            if not has_begun:
-                text = error_body(500, f"internal error: {type(error).__name__}")
-                await Response(text, 500, media_type="application/json")(scope, receive, send)
-            raise
+        await self._app(scope, receive, convert)

@@ -6,13 +6,16 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 from orca_contract import routes
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_master.endpoint.api_keys import KeyRing, digest
+from orca_master.endpoint.request_deadline import ARRIVAL
 from orca_master.endpoint.responding import error_response
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 256
 MESSAGES = "/v1/messages"
 """Anthropic's routes: this path and those below it."""
+UNKNOWN_ROUTE = "unknown"
+"""Stands for all paths without a route, of which clients could send any number."""
 OWNER = "orca.owner"
 """Key of a request's scope: the SHA-256 of its API key in hexadecimal digits; absent without keys."""
 
@@ -45,12 +50,25 @@ def is_of_messages(scope: Scope) -> bool:
     return f"{path_of(scope)}/".startswith(f"{MESSAGES}/")
 
 
-class RequestIds:
-    """Uses a valid `X-Request-Id` of the request or creates one, returns it, and logs each request at its end."""
+def template_of(scope: Scope) -> str:
+    """Return the path of a request's route with names for its parameters, UNKNOWN_ROUTE without a route.
 
-    def __init__(self, app: ASGIApp, log_requests: bool) -> None:
+    Middleware answers some requests before they reach the router, which would note their route in the scope.
+    """
+    routes = (scope["route"],) if "route" in scope else scope["app"].routes
+    return next((route.path for route in routes if route.matches(scope)[0] is not Match.NONE), UNKNOWN_ROUTE)
+
+
+class RequestIds:
+    """Uses a valid `X-Request-Id` of the request or creates one, returns it, and logs each request at its end.
+
+    `note` is called with the route and the status of each response, before the client has the response.
+    """
+
+    def __init__(self, app: ASGIApp, log_requests: bool, note: Callable[[str, int], None]) -> None:
         self._app = app
         self._log_requests = log_requests
+        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI 3.0."""
@@ -59,7 +77,7 @@ class RequestIds:
             return
         header = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = header if VALID_REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
-        started = time.monotonic()
+        started = scope[ARRIVAL] = time.monotonic()
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -67,6 +85,7 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                self._note(template_of(scope), status)
             await send(message)
 
         try:

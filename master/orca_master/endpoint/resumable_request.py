@@ -78,6 +78,7 @@ class ResumableRequest:
             accepted.deadline,
             accepted.owner,
             generator.models.number_at_start(self.body.model) if adapter is None else adapter,
+            time.monotonic(),
         )
 
     def restore(self, journalled: JournalledRequest) -> None:

@@ -108,5 +108,9 @@ class EngineClient(abc.ABC):
         """
 
     @abc.abstractmethod
+    def note_response(self, route: str, status: int) -> None:
+        """Count an HTTP response in the metrics. `route`: path with names for its parameters."""
+
+    @abc.abstractmethod
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

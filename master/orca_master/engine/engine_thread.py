@@ -45,7 +45,7 @@ class _Stream:
 
     receive: Callable[[Output], object]
     num_prompt_tokens: int
-    submitted: float
+    arrived: float
     service_class: ServiceClass
     first: float = 0.0
     last: float = 0.0
@@ -184,7 +184,7 @@ class EngineThread(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
-        stream = _Stream(receive, len(submission.prompt), time.monotonic(), submission.service_class)
+        stream = _Stream(receive, len(submission.prompt), submission.arrived, submission.service_class)
         self._streams[submission.request_id] = stream
         if submission.grammar is not None:
             stream.submitting = self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))
@@ -201,6 +201,10 @@ class EngineThread(EngineClient):
             if ended_as is not None:
                 self._note_end(stream, ended_as)
         self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
+
+    def note_response(self, route: str, status: int) -> None:
+        """See EngineClient."""
+        self._metrics.on_response(route, status)
 
     async def metrics(self) -> bytes:
         """See EngineClient."""
@@ -267,9 +271,7 @@ class EngineThread(EngineClient):
         if stream.service_class is ServiceClass.BATCH:
             self._metrics.on_batch_token(stream.num_prompt_tokens, stream.num_generated)
             return
-        self._metrics.on_token(
-            stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.last
-        )
+        self._metrics.on_token(stream.num_prompt_tokens, stream.num_generated, now - stream.arrived, now - stream.last)
 
     def _note_end(self, stream: _Stream, reason: str) -> None:
         if stream.service_class is ServiceClass.BATCH:
@@ -277,7 +279,7 @@ class EngineThread(EngineClient):
             return
         now = time.monotonic()
         self._metrics.on_finish(
-            reason, stream.num_prompt_tokens, stream.num_generated, now - stream.submitted, now - stream.first
+            reason, stream.num_prompt_tokens, stream.num_generated, now - stream.arrived, now - stream.first
         )
 
 

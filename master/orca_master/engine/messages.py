@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from orca_contract.model_choices import Pooling
@@ -29,13 +30,15 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as submitted by the endpoint; the engine adds the arrival.
+    """A request as submitted by the endpoint; the engine adds its place in the order of arrival.
 
     `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
     `pooling`: of an embedding, whose `max_gen_tokens` is 0. `adapter`: number of the model's adapter, 0 for none.
     `service_class`: BATCH bypasses the bounds of the queue; who submits such requests bounds their number.
+    `arrived`: when the client's request arrived, before its texts were tokenized, in seconds of the monotonic clock,
+    which all processes of a host share. The metrics begin there.
     """
 
     request_id: str
@@ -52,6 +55,7 @@ class Submission:
     pooling: Pooling | None = None
     adapter: int = 0
     service_class: ServiceClass = ServiceClass.INTERACTIVE
+    arrived: float = field(default_factory=time.monotonic)
 
 
 class Output(NamedTuple):
@@ -110,6 +114,9 @@ class RequestMetrics(Protocol):
 
     def on_grammar(self, result: str) -> None:
         """Record a request with a grammar that was "compiled", "cached" (compiled before) or "refused"."""
+
+    def on_response(self, route: str, status: int) -> None:
+        """Record an HTTP response of the endpoint. `route`: path with names for its parameters."""
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

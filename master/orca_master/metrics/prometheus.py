@@ -21,13 +21,16 @@ from orca_master.metrics.vllm_names import under_vllm_names
 from orca_master.scheduling.batch import Batch
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+LONG_LATENCIES = (*LATENCIES, 300.0, 600.0, 1200.0, 2400.0, 7200.0)
+"""Of times that include a wait in the queue or a whole answer, which can last for hours."""
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FINISH_REASONS = ("stop", "length", "abort", "error", "fault")
 """Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
-
-
 GRAMMAR_RESULTS = ("compiled", "cached", "refused")
+MAX_ROUTES = 64
+"""More than the endpoint has. Further routes, which only a damaged API process names, are counted as OTHER_ROUTES."""
+OTHER_ROUTES = "other"
 
 
 class Metrics:
@@ -64,20 +67,26 @@ class Metrics:
         )
         for reason in FINISH_REASONS:
             self._batch_finished.labels(model_name, reason)
-        self._first_token = self._histogram("time_to_first_token_seconds", "Time to first token", LATENCIES)
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to first token", LONG_LATENCIES
+        )
         self._inter_token = self._histogram("inter_token_latency_seconds", "Time between consecutive tokens", LATENCIES)
-        self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to last token", LATENCIES)
+        self._latency = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival to last token", LONG_LATENCIES
+        )
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first", LATENCIES
         )
         self._queue_time = self._histogram(
-            "request_queue_time_seconds", "Time from arrival to the first iteration, per request", LATENCIES
+            "request_queue_time_seconds",
+            "Time in the queue, after the prompt was tokenized, per request",
+            LONG_LATENCIES,
         )
         self._prefill_time = self._histogram(
             "request_prefill_time_seconds", "Time from the first iteration to the first token, per request", LATENCIES
         )
         self._decode_time = self._histogram(
-            "request_decode_time_seconds", "Time from the first to the last token, per request", LATENCIES
+            "request_decode_time_seconds", "Time from the first to the last token, per request", LONG_LATENCIES
         )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens per request", TOKENS)
         self._request_output = self._histogram("request_generation_tokens", "Generated tokens per request", TOKENS)
@@ -92,6 +101,14 @@ class Metrics:
         )
         for result in GRAMMAR_RESULTS:
             self._grammars.labels(model_name, result)
+        self._responses = Counter(
+            "orca:http_requests",
+            "HTTP requests to the API port, by route and status of the response; refused requests, too. The route of "
+            "paths without one is unknown",
+            ["model_name", "route", "status"],
+            registry=self.registry,
+        )
+        self._routes: set[str] = set()
 
     def watch(self, engine: EngineMaster) -> None:
         """Add the gauges of `engine`."""
@@ -174,6 +191,12 @@ class Metrics:
     def on_grammar(self, result: str) -> None:
         """See RequestMetrics."""
         self._grammars.labels(self._model_name, result).inc()
+
+    def on_response(self, route: str, status: int) -> None:
+        """See RequestMetrics."""
+        if len(self._routes) < MAX_ROUTES:
+            self._routes.add(route)
+        self._responses.labels(self._model_name, route if route in self._routes else OTHER_ROUTES, str(status)).inc()
 
     def on_dispatch(self, sequence: int, batch: Batch) -> None:
         """See EngineObserver."""

@@ -1,0 +1,88 @@
+"""The middleware around all routes, over an engine that gives one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import httpx
+import pytest
+from orca_master.endpoint.api_keys import digest
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.middleware import REQUEST_ID, UNKNOWN_ROUTE
+from support.scripted_engine import END, MODEL, Scripted, make_model
+
+CHAT = "/v1/chat/completions"
+MESSAGE = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route", "status"),
+    [
+        ("POST", "/v1/completions", "/v1/completions", 200),
+        ("POST", "/root/v1/completions", "/v1/completions", 200),
+        ("GET", "/v1/models/other/name", "/v1/models/{model:path}", 404),
+        ("GET", "/v1/responses/resp_1", "/v1/responses/{response_id}", 404),
+        ("POST", CHAT, CHAT, 400),
+        ("DELETE", CHAT, CHAT, 405),
+        ("GET", "/metrics", "/metrics", 200),
+        ("GET", "/docs", "/docs", 200),
+        ("GET", "/no/such/path", UNKNOWN_ROUTE, 404),
+    ],
+)
+def test_a_response_is_counted_by_its_route_and_status(tmp_path, method, path, route, status):
+    counted = responses(tmp_path, method, path, {"prompt": "a"}, root_path="/root")
+    assert counted == [(route, status)]
+
+
+@pytest.mark.parametrize(
+    ("path", "route"), [("/v1/models/other", "/v1/models/{model:path}"), ("/no/such/path", UNKNOWN_ROUTE)]
+)
+def test_a_response_of_a_middleware_is_counted_by_its_route(tmp_path, path, route):
+    assert responses(tmp_path, "GET", path, None, api_keys=frozenset({digest("key")})) == [(route, 401)]
+    assert responses(tmp_path, "GET", path, None, allowed_hosts=("other",)) == [(route, 400)]
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/completions", "server_error"), ("/v1/messages", "api_error")])
+def test_an_internal_error_has_the_id_of_its_request_in_the_response_and_in_the_log(tmp_path, caplog, path, kind):
+    """The middleware around the routes sees it; the exception is raised again, which the server logs."""
+
+    async def run() -> None:
+        scripted = Scripted(make_model(tmp_path, "{{ messages[0].content }}"), END, log_requests=True)
+        scripted.engine.submit = unable
+        for reraises in (False, True):
+            transport = httpx.ASGITransport(create_app(scripted.endpoint), raise_app_exceptions=reraises)
+            async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                asking = client.post(path, json=body, headers={REQUEST_ID: "mine"})
+                if reraises:
+                    with pytest.raises(ZeroDivisionError):
+                        await asking
+                    continue
+                answer = await asking
+                assert (answer.status_code, answer.headers[REQUEST_ID]) == (500, "mine")
+                assert answer.json()["error"]["type"] == kind
+                assert answer.json()["error"]["message"] == "internal error: ZeroDivisionError"
+        assert scripted.engine.responses == [(path, 500)] * 2
+
+    def unable(*_: object) -> None:
+        raise ZeroDivisionError
+
+    body = {"model": MODEL, "prompt": "a"} if kind == "server_error" else {**MESSAGE, "model": MODEL}
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(run(), 60))
+    assert len(re.findall(rf"POST {path} 500 .* id mine", caplog.text)) == 2
+
+
+def responses(folder, method: str, path: str, body: object, **options) -> list[tuple[str, int]]:
+    """Send a request, and return what the engine has counted."""
+
+    async def ask() -> list[tuple[str, int]]:
+        scripted = Scripted(make_model(folder, ""), f"hi{END}", **options)
+        async with scripted.template:
+            transport = httpx.ASGITransport(create_app(scripted.endpoint))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                await client.request(method, path, json=body)
+        return scripted.engine.responses
+
+    return asyncio.run(ask())
