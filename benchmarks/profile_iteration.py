@@ -45,7 +45,7 @@ TIMED: list[tuple[Any, str, str]] = [
 
 
 def iteration(
-    sequence: int, batch_size: int, context: int, count: int, blocks: int, sampling: pb.Sampling
+    sequence: int, batch_size: int, context: int, count: int, blocks: int, sampling: pb.Sampling | None = None
 ) -> pb.Iteration:
     """Return an iteration with `count` tokens per row; `blocks` above 0 admits the rows with that many blocks each."""
     rows = range(batch_size)
