@@ -28,7 +28,8 @@ def logprob_tensors(logits: torch.Tensor, tokens: torch.Tensor, rows: SamplingRo
         return []
     (index,) = to_device(logits.device, wanted)
     count, at_once = int(rows.logprobs[wanted].max()), max(1, NUMBERS_AT_ONCE // logits.shape[-1])
-    parts = [at_tokens(torch.log_softmax(logits[some], dim=-1), tokens[some], count) for some in index.split(at_once)]
+    slices = [index[first : first + at_once] for first in range(0, len(wanted), at_once)]
+    parts = [at_tokens(torch.log_softmax(logits[part], dim=-1), tokens[part], count) for part in slices]
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
