@@ -65,10 +65,18 @@ def test_a_worker_serves_a_master_while_its_stream_is_open():
         with epoch.until_over():
             assert current.serving_master == "a"
         assert current.serving_master == ""
-        with pytest.raises(FaultError), epoch.until_over():
-            await current.prepare(4, "b")
-            assert current.serving_master == ""
-            await asyncio.sleep(1)
+
+        async def stream() -> None:
+            with epoch.until_over():
+                await asyncio.Event().wait()
+
+        serving = asyncio.create_task(stream())
+        await asyncio.sleep(0)
+        assert current.serving_master == "a"
+        await current.prepare(4, "b")
+        assert current.serving_master == ""
+        with pytest.raises(FaultError):
+            await serving
 
     run(scene)
 
