@@ -4,11 +4,12 @@ The first ones need no operator: Kubernetes restarts a lost worker, the others k
 that does not answer is ended by its liveness probe (R1).
 
 R2: a pipeline that makes no progress for `recoveryTimeoutSeconds` loses all of its pods at once, and Kubernetes creates
-them anew. Progress is a new pod, a pod that becomes ready, and a start of the master. No pod is replaced while one of
-the pipeline waits for a node, ends, or pulls, downloads or loads for less than `startupTimeoutSeconds`. A pod that may
-run only where the others run waits for a node no longer than that: its domain may be full or drained, and new pods may
-choose another. This kind of replacement never exceeds the budget of R3, because nothing has failed. The next
-replacement waits at least as long as the pipeline has been down before the last one, so the waits double.
+them anew. Progress is a new pod, a pod that becomes ready, a start of the master, and the end of an earlier one's
+drain. No pod is replaced while one of the pipeline waits for a node, ends, or pulls, downloads or loads for less than
+`startupTimeoutSeconds`. A pod that may run only where the others run waits for a node no longer than that: its domain
+may be full or drained, and new pods may choose another. This kind of replacement never exceeds the budget of R3,
+because nothing has failed. The next replacement waits at least as long as the pipeline has been down before the last
+one, so the waits double.
 
 R3: a pipeline that has restarted more than `maxRestarts` times in the window (restart_budget.py) and does not serve is
 not replaced any more. When no pipeline of the spec's revision serves and all of them are beyond their budgets, the
@@ -151,7 +152,10 @@ def _stuck_since(
         return None
     created = max(_time(pod["metadata"]["creationTimestamp"]) for pod in pods)
     progress = [created, *(moment for pod in pods for moment in _transition(pod, "Ready"))]
-    progress += [moment for pod in observed.pods(names.MASTER, revision) for moment in _starts(pod)]
+    masters = observed.pods(names.MASTER, revision)
+    progress += [moment for pod in masters for moment in _starts(pod)]
+    # A new master leaves the workers to one that drains, until that is killed at the latest.
+    progress += [_time(pod["metadata"]["deletionTimestamp"]) for pod in masters if is_ending(pod)]
     patience, failure = timedelta(seconds=spec.recovery_policy.recovery_timeout_seconds), report.last_failure
     if failure is not None and failure.recovery_seconds is None:
         down_since = datetime.fromtimestamp(failure.at, UTC)  # of the first failure in a row

@@ -23,7 +23,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("boot_id", "pod_uid", "version", "device", "free_memory_bytes", "loaded_digest", "highest_epoch", "last_sequence", "contract_version", "wire_version")
+    __slots__ = ("boot_id", "pod_uid", "version", "device", "free_memory_bytes", "loaded_digest", "highest_epoch", "last_sequence", "contract_version", "wire_version", "serving_master")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Description(_message.Message):
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVING_MASTER_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     pod_uid: str
     version: str
@@ -44,7 +45,8 @@ class Description(_message.Message):
     last_sequence: int
     contract_version: int
     wire_version: int
-    def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
+    serving_master: str
+    def __init__(self, boot_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., free_memory_bytes: _Optional[int] = ..., loaded_digest: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., contract_version: _Optional[int] = ..., wire_version: _Optional[int] = ..., serving_master: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model_path", "partition", "pipeline_parallel_size", "tensor_parallel_size", "dtype", "device", "communication_backend", "socket_interface", "environment", "max_model_len", "workers_on_host", "first_device", "enforce_eager", "deterministic", "quantization", "kv_cache_dtype", "all_reduce", "attention_backend", "adapter", "runtime_adapters", "draft_model_path")
@@ -146,10 +148,12 @@ class ModelFacts(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "master")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    master: str
+    def __init__(self, epoch: _Optional[int] = ..., master: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
     __slots__ = ("epoch",)

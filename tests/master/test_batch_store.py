@@ -303,9 +303,7 @@ def test_a_damaged_record_is_ignored(server):
     assert not list(made.config.folder.rglob("*.tmp"))
 
 
-def test_a_folder_has_one_master(server, monkeypatch):
-    monkeypatch.setattr("orca_master.journal.folder_lock.LOCK_SECONDS", 0.0)
-
+def test_a_folder_has_one_master(server):
     async def scene(client: openai.AsyncOpenAI) -> None:
         with pytest.raises(ConfigurationError, match=r"--batch-directory .* another master uses this folder"):
             async with server().running():

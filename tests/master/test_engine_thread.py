@@ -57,6 +57,20 @@ def test_the_bound_of_a_stall_is_that_of_the_iterations_at_least(stall_timeout, 
     asyncio.run(play())
 
 
+def test_an_engine_that_has_not_started_yet_is_alive():
+    """Its master waits for an earlier one, and the liveness probe must not end it."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        assert await engine.alive()
+        engine._thread.start()
+        assert await engine.alive()
+        await engine.stop("the test ends")
+        assert not await engine.alive()
+
+    asyncio.run(play())
+
+
 def test_a_drain_reaches_the_endpoint_at_once_and_the_engine_on_its_thread():
     async def play() -> None:
         engine, threads, known = make_engine(), [], threading.Event()

@@ -28,8 +28,8 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.live_requests import LiveRequests
 from orca_master.engine.messages import Observers, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
-from orca_master.journal import folder_lock, records
 from orca_master.journal import journal as journal_module
+from orca_master.journal import records
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token, TokenLog
 from orca_master.scheduling.request_pool import RequestPool
@@ -362,8 +362,7 @@ def test_only_the_owner_can_read_the_files(tmp_path):
     journal.close()
 
 
-def test_a_second_master_is_refused_and_a_killed_one_does_not_hold_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lock, "LOCK_SECONDS", 0.0)
+def test_a_second_master_is_refused_and_a_killed_one_does_not_hold_the_folder(tmp_path):
     program = (
         "import os, sys, pathlib; from orca_master.journal.journal import Journal; "
         "journal = Journal(pathlib.Path(sys.argv[1]), '/models/m'); print('open', flush=True); sys.stdin.read()"

@@ -325,6 +325,21 @@ def test_a_master_that_drains_keeps_its_pods():
     assert not replaced(recover(deployment.demo, view, {}))
 
 
+@pytest.mark.parametrize(
+    ("killed_at", "is_replaced"), [(LATE - PATIENCE, True), (LATE - PATIENCE + 1, False), (LATE + 9, False)]
+)
+def test_workers_that_an_earlier_master_drains_are_kept(killed_at, is_replaced):
+    """The new master reports them as not connected. A deletionTimestamp is the time at which the grace period ends."""
+    deployment = Deployment()
+    deployment.lose()
+    deployment.seconds = LATE
+    observed = deployment.observed()
+    earlier = pod(deployment.demo, names.MASTER, ready=True)
+    earlier["metadata"] |= {"name": "earlier", "deletionTimestamp": deployment.at(killed_at).isoformat()}
+    view = look(replace(observed, children=(*observed.children, earlier)), deployment.at(LATE))
+    assert bool(replaced(recover(deployment.demo, view, {}))) == is_replaced
+
+
 def test_a_replacement_does_not_wait_for_the_api_servers_opinion_of_an_edit():
     deployment = Deployment()
     deployment.lose()

@@ -175,6 +175,6 @@ def _tokens(transcript: Transcript) -> list[int]:
 @pytest.mark.exhaustive
 def test_one_master_at_a_time_has_the_folder(tmp_path):
     with serve(DEMO, "--journal", str(tmp_path)):
-        second = Served([str(DEMO), "--journal", str(tmp_path)])
+        second = Served([str(DEMO), "--journal", str(tmp_path), "--drain-timeout", "1"])  # and the grace after it
         assert second.process.wait(100) == 2
     assert f"orca serve: error: --journal {tmp_path}: another master uses this folder" in second.log

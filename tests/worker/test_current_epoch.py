@@ -56,6 +56,31 @@ def test_a_stream_of_a_faster_neighbour_waits_until_the_epoch_is_formed():
     run(scene)
 
 
+def test_a_worker_serves_a_master_while_its_stream_is_open():
+    async def scene(current):
+        await current.prepare(3, "a")
+        epoch = Epoch(3, 0, None, True)
+        await current.begin(epoch)
+        assert current.serving_master == ""  # formed, but the stream is not open yet
+        with epoch.until_over():
+            assert current.serving_master == "a"
+        assert current.serving_master == ""
+
+        async def stream() -> None:
+            with epoch.until_over():
+                await asyncio.Event().wait()
+
+        serving = asyncio.create_task(stream())
+        await asyncio.sleep(0)
+        assert current.serving_master == "a"
+        await current.prepare(4, "b")
+        assert current.serving_master == ""
+        with pytest.raises(FaultError):
+            await serving
+
+    run(scene)
+
+
 def test_the_wait_for_an_epoch_is_bounded(monkeypatch):
     monkeypatch.setattr(deadlines, "NEIGHBOUR_FORMED_SECONDS", 0.01)
 

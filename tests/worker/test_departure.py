@@ -48,6 +48,33 @@ def test_the_announcement_reaches_the_master_and_iterations_go_on(tmp_path: Path
     asyncio.run(run())
 
 
+def test_a_worker_says_which_master_it_serves_until_the_streams_end(tmp_path: Path):
+    """The later partition, whose caller is a controller, says nothing: its stream is open before the master's."""
+
+    async def run() -> None:
+        async with workers(tmp_path, {}, {"computes": True}) as (_, stubs):
+            for partition, stub in enumerate(stubs):
+                await load(stub, load_request(partition, 2))
+                await stub.Prepare(pb.PrepareRequest(epoch=4, master="a"))
+            await stubs[0].Form(pb.FormRequest(epoch=4, next_hop=f"unix:{tmp_path}/1.sock", world_size=2))
+            await stubs[1].Form(pb.FormRequest(epoch=4, world_size=2))
+
+            async def served() -> list[str]:
+                return [(await stub.Describe(pb.DescribeRequest())).serving_master for stub in stubs]
+
+            assert await served() == ["", ""]
+            acks = stubs[0].Run(metadata=((EPOCH_KEY, "4"),))
+            await acks.write(pb.Iteration(epoch=4, sequence=1))
+            await acks.read()
+            assert await served() == ["a", ""]
+            acks.cancel()
+            async with asyncio.timeout(60):
+                while await served() != ["", ""]:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_leaves_during_a_formation_announces_it_afterwards(tmp_path: Path):
     """Partition 0 has opened its stream to partition 1, which is not formed yet when it gets the signal."""
 

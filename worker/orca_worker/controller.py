@@ -104,6 +104,7 @@ class Controller(WorkerServicer):
             last_sequence=self.epoch.last_sequence,
             contract_version=VERSION,
             wire_version=WIRE_VERSION,
+            serving_master=self.epoch.serving_master,
         )
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:
@@ -115,7 +116,7 @@ class Controller(WorkerServicer):
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.Prepared:
         """See engine.proto."""
         async with self._aborting(context):
-            await self.epoch.prepare(request.epoch)
+            await self.epoch.prepare(request.epoch, request.master)
             replies = await self._ask(pb.RankCommand(prepare=request), deadlines.PREPARE.worker)
             return replies[0].prepared
 

@@ -29,6 +29,8 @@ class CurrentEpoch:
         self.rendezvous = Rendezvous(0)
         self.running: Epoch | None = None
         """None before `begin` and after `leave`."""
+        self._master = ""
+        """Identity of the master that has prepared the epoch."""
         self._last_formed = 0
         self._tls = tls
         self._channels: list[grpc.aio.Channel] = []
@@ -39,13 +41,18 @@ class CurrentEpoch:
         """Sequence number of the last iteration, 0 before the first."""
         return self.running.last_sequence if self.running else 0
 
-    async def prepare(self, number: int) -> None:
+    @property
+    def serving_master(self) -> str:
+        """Identity of the master whose stream of iterations is open here, "" without one."""
+        return self._master if self.running is not None and self.running.serves_master else ""
+
+    async def prepare(self, number: int, master: str = "") -> None:
         """Leave the previous epoch and prepare epoch `number`; raise EpochError if it is too low or too high."""
         if number <= self.highest:
             raise EpochError(f"epoch {number} is over: the current epoch is {self.highest}")
         if number > HIGHEST_EPOCH:
             raise EpochError(f"epoch {number} exceeds the maximum, {HIGHEST_EPOCH}")
-        self.highest = number
+        self.highest, self._master = number, master
         await self.leave(f"epoch {number} is being formed")
         self.rendezvous = Rendezvous(number)
 

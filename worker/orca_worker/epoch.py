@@ -40,6 +40,11 @@ class Epoch:
         self._over: asyncio.Future[pb.Fault] = asyncio.get_running_loop().create_future()
         self._relay = asyncio.create_task(self._relay_acks()) if next_hop is not None else None
 
+    @property
+    def serves_master(self) -> bool:
+        """True while the master's stream of iterations is open here. A later partition's caller is a controller."""
+        return self._partition == 0 and bool(self._streams) and not self._over.done()
+
     def accept(self, iteration: pb.Iteration) -> None:
         """Check epoch and sequence number; raise EpochError for another epoch, FaultError on a gap."""
         if iteration.epoch != self.number:

@@ -15,7 +15,7 @@ from orca_master.batches.file_store import FileStore
 from orca_master.batches.records import BatchRecord, FileRecord
 from orca_master.batches.runner import BatchRunner
 from orca_master.errors import ConfigurationError
-from orca_master.journal.folder_lock import lock_folder
+from orca_master.journal.folder_lock import lock_folder, when_free
 
 OPTION = "--batch-directory"
 
@@ -74,12 +74,15 @@ class Batches:
 
 
 @contextlib.asynccontextmanager
-async def open_batches(config: BatchConfig, calls: LineCalls) -> AsyncIterator[Batches]:
-    """Lock and open the folder; raise ConfigurationError if that is impossible. `start` begins to answer batches."""
+async def open_batches(config: BatchConfig, calls: LineCalls, patience: float = 0.0) -> AsyncIterator[Batches]:
+    """Lock and open the folder; `start` begins to answer batches.
+
+    Raises ConfigurationError if that is impossible, after `patience` seconds if another master uses the folder.
+    """
     batches = Batches(config, calls)
     try:
         config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = await asyncio.to_thread(lock_folder, config.folder, OPTION)
+        lock = await when_free(lambda: lock_folder(config.folder, OPTION), patience)
     except OSError as error:
         raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
     try:

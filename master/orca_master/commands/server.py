@@ -1,8 +1,8 @@
 """The server of a master, shared by `orca master` and `orca serve`, which have bound its ports.
 
-Order of events: open the journal → serve HTTP, /readyz reports loading → form the engine → resume journalled requests →
-ready. On a signal: refuse new connections, wait for running requests with a timeout, abandon the lines of batches, shut
-the workers down, close the journal.
+Order of events: serve probes → open the journal, when an earlier master has left it → serve HTTP, /readyz reports
+loading → form the engine → resume journalled requests → ready. On a signal: refuse new connections, wait for running
+requests with a timeout, abandon the lines of batches, shut the workers down, close the journal.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from orca_master.engine.messages import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.garbage import freeze_and_bound
 from orca_master.journal.config import JournalConfig, model_identity
+from orca_master.journal.folder_lock import when_free
 from orca_master.journal.journal import Journal
 from orca_master.journal.status import JournalStatus, no_journal, status_of
 from orca_master.metrics.iteration_log import IterationLog
@@ -75,20 +76,20 @@ async def run_server(
     engine = make_engine(topology, config, metrics, ports.restarted)
     endpoint = Endpoint(endpoint_config, engine, codec, template, adapter_loader=_adapters(engine, endpoint_config))
     async with contextlib.AsyncExitStack() as stack:
-        if ports.parent is not None:
-            stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
-        stored = _stored_requests(endpoint, engine, metrics, journal, topology, ports.restarted)
-        journal_status = await stack.enter_async_context(stored)
         server = EngineServer(engine, path, endpoint_config, endpoint.adapter_loader)
-        cluster_ports = _cluster_ports(
-            engine, ports, config, journal_status, lambda: server.is_joined or not endpoint_config.num_processes
-        )
-        await stack.enter_async_context(cluster_ports)
-        formed = asyncio.create_task(_form(engine))
+        await _show_life(stack, engine, ports, lambda: server.is_joined or not endpoint_config.num_processes)
         stopped = asyncio.create_task(stop.wait())
-        failed = asyncio.create_task(engine.failure())
-        tasks = [formed, stopped, failed]
+        stored = _stored_requests(endpoint, engine, metrics, journal, topology, config, ports.restarted)
+        opened = asyncio.create_task(stack.enter_async_context(stored))
+        tasks: list[asyncio.Task[Any]] = [stopped, opened]
         try:
+            await asyncio.wait({opened, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not opened.done():
+                return  # a signal ends the wait for an earlier master
+            await stack.enter_async_context(_admin_port(engine, ports, config, opened.result()))
+            formed = asyncio.create_task(_form(engine))
+            failed = asyncio.create_task(engine.failure())
+            tasks += [formed, failed]
             if ports.restarted:  # new connections wait in the kernel's queue, instead of getting 503
                 await asyncio.wait({formed, stopped}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             front: Endpoint | ApiProcesses = endpoint
@@ -121,6 +122,16 @@ async def run_server(
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
+async def _show_life(
+    stack: contextlib.AsyncExitStack, engine: EngineThread, ports: Ports, is_joined: Callable[[], bool]
+) -> None:
+    """Send heartbeats to the parent process and serve the probe port, until `stack` ends."""
+    if ports.parent is not None:
+        stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
+    if ports.probes is not None:
+        await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
+
+
 def _stop_on_signals() -> asyncio.Event:
     """Return an event that SIGNALS set, which the process has blocked until now."""
     stop = asyncio.Event()
@@ -135,8 +146,9 @@ async def _stored_requests(
     endpoint: Endpoint,
     engine: EngineThread,
     metrics: Metrics,
-    config: JournalConfig | None,
+    journal: JournalConfig | None,
     topology: Topology,
+    config: EngineConfig,
     restarted: bool,
 ) -> AsyncIterator[Callable[[], JournalStatus]]:
     """Open the journal and the batches of the endpoint, which share the adapters that are loaded again.
@@ -146,24 +158,30 @@ async def _stored_requests(
     adapters = RestoredAdapters(_adapters(engine, endpoint.config), lambda: endpoint.generator.is_stopped)
     status: Callable[[], JournalStatus] = no_journal
     async with contextlib.AsyncExitStack() as stack:
-        if config is not None:
-            opened = _resumable(endpoint, adapters, config, topology, restarted)
+        if journal is not None:
+            opened = _resumable(endpoint, adapters, journal, topology, config.handover_timeout, restarted)
             endpoint.resumable, status = await stack.enter_async_context(opened)
             metrics.watch_journal(status)
-        endpoint.batches = await stack.enter_async_context(_batches(endpoint, adapters, metrics, restarted))
+        batches = _batches(endpoint, adapters, metrics, config.handover_timeout, restarted)
+        endpoint.batches = await stack.enter_async_context(batches)
         yield status
 
 
 @contextlib.asynccontextmanager
 async def _resumable(
-    endpoint: Endpoint, adapters: RestoredAdapters, config: JournalConfig, topology: Topology, restarted: bool
+    endpoint: Endpoint,
+    adapters: RestoredAdapters,
+    config: JournalConfig,
+    topology: Topology,
+    patience: float,
+    restarted: bool,
 ) -> AsyncIterator[tuple[ResumableRequests | None, Callable[[], JournalStatus]]]:
     """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart.
 
     Yields the requests in the journal (None without it) and the function that returns the journal's state.
     """
     try:
-        journal = Journal(config.folder, model_identity(topology))
+        journal = await when_free(lambda: Journal(config.folder, model_identity(topology)), patience)
     except ConfigurationError as error:
         if not restarted:
             raise
@@ -180,7 +198,7 @@ async def _resumable(
 
 @contextlib.asynccontextmanager
 async def _batches(
-    endpoint: Endpoint, adapters: RestoredAdapters, metrics: Metrics, restarted: bool
+    endpoint: Endpoint, adapters: RestoredAdapters, metrics: Metrics, patience: float, restarted: bool
 ) -> AsyncIterator[Batches | None]:
     """Open files and batches, None without a folder.
 
@@ -192,7 +210,7 @@ async def _batches(
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
-            batches = await stack.enter_async_context(open_batches(config, BatchCalls(endpoint, adapters)))
+            batches = await stack.enter_async_context(open_batches(config, BatchCalls(endpoint, adapters), patience))
         except ConfigurationError as error:
             if not restarted:
                 raise
@@ -204,17 +222,11 @@ async def _batches(
 
 
 @contextlib.asynccontextmanager
-async def _cluster_ports(
-    engine: EngineThread,
-    ports: Ports,
-    config: EngineConfig,
-    journal: Callable[[], JournalStatus],
-    is_joined: Callable[[], bool],
+async def _admin_port(
+    engine: EngineThread, ports: Ports, config: EngineConfig, journal: Callable[[], JournalStatus]
 ) -> AsyncIterator[None]:
-    """Serve the probe port and the admin port, if the master has them."""
+    """Serve the admin port, if the master has one."""
     async with contextlib.AsyncExitStack() as stack:
-        if ports.probes is not None:
-            await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
         if ports.admin is not None and ports.admin_token is not None:
             tls = config.tls.server_context() if config.tls else None
             app = create_admin_app(engine, ports.admin_token, journal)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 import sys
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ class WorkerOwner(enum.Enum):
 
 LONGEST_SECONDS = 300.0
 """Maximum of an automatic stall timeout. Ranks wait so long for each other."""
+GRACE_SECONDS = 10.0
+"""From the end of a master's drain to its kill on a cluster (GRACE_BEYOND_DRAIN of the operator)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class EngineConfig:
     iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
     takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
     pipeline that cannot be formed counts as lost. `runtime_adapters`: folder on the workers below which adapters may be
-    loaded while the engine runs, None: none is (runtime_adapters.py).
+    loaded while the engine runs, None: none is (runtime_adapters.py). `master_id`: by which workers know this master
+    from others (earlier_master.py).
     """
 
     max_batch_size: int = 32
@@ -93,6 +97,12 @@ class EngineConfig:
     tls: TlsFolder | None = None
     restarted: bool = False
     runtime_adapters: Path | None = None
+    master_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+
+    @property
+    def handover_timeout(self) -> float:
+        """Longest wait for the end of an earlier master, which drains as long as this one would."""
+        return self.drain_timeout + GRACE_SECONDS
 
     @property
     def longest_seconds(self) -> float:

@@ -172,7 +172,9 @@ class EngineThread(EngineClient):
         self._engine_loop.call_soon_threadsafe(self.engine.begin_drain)
 
     async def alive(self) -> bool:
-        """Return True if the engine's loop responds within ALIVE_SECONDS."""
+        """Return True if the engine's loop responds within ALIVE_SECONDS, and before `start`."""
+        if self._thread.ident is None:
+            return True
         if not self._thread.is_alive():
             return False
         response = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._engine_loop)

@@ -1,6 +1,6 @@
 """`Pipeline`: forms a pipeline with its workers, sends iterations, and reads results.
 
-Order of calls: Describe all workers (waits until they are up) → epoch = highest epoch + 1 → Load all →
+Order of calls: Describe all workers (waits until they are up and free) → epoch = highest epoch + 1 → Load all →
 Prepare all → Form all → Warmup all → Allocate the smallest number of blocks → open `Results` on the
 last partition and `Run` on the first → iterations with increasing sequence numbers.
 """
@@ -24,6 +24,7 @@ from orca_protos import faults
 from orca_protos.wire import HIGHEST_EPOCH, WIRE_VERSION
 
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.earlier_master import describe_free
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
 from orca_master.engine.load_request import check_applied, common_facts, load_requests
@@ -71,9 +72,8 @@ class Pipeline:
         K/V blocks of the previous formation, 0 before the first.
         """
         topology, config = self._topology, self._config
-        self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
-        workers = self._connections
-        described = await all_workers(worker.describe(config.connect_timeout) for worker in workers)
+        workers = self._connections = [WorkerConnection(address, config.tls) for address in self._spec.workers]
+        described = await describe_free(workers, config)
         await self._end_exhausted(described)
         self._compare_versions(described)
         self.epoch = max(self.epoch, *(description.highest_epoch for description in described)) + 1
@@ -84,7 +84,8 @@ class Pipeline:
         )
         self.facts = common_facts(self._spec.workers, facts)
         enter(PipelinePhase.FORMING)
-        await all_workers(worker.prepare(pb.PrepareRequest(epoch=self.epoch)) for worker in workers)
+        prepare = pb.PrepareRequest(epoch=self.epoch, master=config.master_id)
+        await all_workers(worker.prepare(prepare) for worker in workers)
         await all_workers(
             worker.form(
                 pb.FormRequest(
@@ -221,7 +222,7 @@ class Pipeline:
             asyncio.create_task(coroutine)
             for coroutine in (self._write(), self._read_acks(receiver), self._read_results(receiver))
         ]
-        broken = asyncio.create_task(self._wait_for_fault())
+        broken = asyncio.create_task(self._faults.broken.wait())
         try:
             done, _ = await asyncio.wait([*self._tasks, broken], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -260,9 +261,6 @@ class Pipeline:
                 await self._run.write(iteration)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await asyncio.Event().wait()  # the reader of this stream gets and reports the status
-
-    async def _wait_for_fault(self) -> None:
-        await self._faults.broken.wait()
 
     async def _read_acks(self, receiver: PipelineReceiver) -> None:
         async for ack in self._messages(self._run, self._connections[0]):

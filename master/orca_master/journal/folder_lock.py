@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from orca_master.errors import ConfigurationError
 
-LOCK_SECONDS = 5.0
-"""Maximum wait for the end of an earlier master that uses the folder."""
+Opened = TypeVar("Opened")
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+
+
+class FolderInUseError(ConfigurationError):
+    """Another master uses the folder."""
 
 
 def lock_folder(folder: Path, option: str = "--journal") -> int:
     """Lock the folder and return the descriptor that holds the lock, which the kernel releases with the process.
 
-    Raises ConfigurationError if another master uses the folder, OSError if the lock file cannot be opened.
+    Raises FolderInUseError if another master uses the folder, OSError if the lock file cannot be opened.
     """
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + LOCK_SECONDS
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise FolderInUseError(f"{option} {folder}: another master uses this folder") from None
+    return descriptor
+
+
+async def when_free(open_folder: Callable[[], Opened], seconds: float) -> Opened:
+    """Return `open_folder()`; while it raises FolderInUseError, try again for `seconds`: the other may be draining."""
+    deadline = time.monotonic() + seconds
+    waits = False
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            return open_folder()
+        except FolderInUseError as error:
             if time.monotonic() >= deadline:
-                os.close(descriptor)
-                raise ConfigurationError(f"{option} {folder}: another master uses this folder") from None
-            time.sleep(0.1)
-        else:
-            return descriptor
+                raise
+            if not waits:
+                logger.info("%s, which may be draining: waiting for its end, at most %.0f s", error, seconds)
+            waits = True
+        await asyncio.sleep(POLL_SECONDS)
