@@ -226,11 +226,11 @@ async def _admin_port(
     engine: EngineThread, ports: Ports, config: EngineConfig, journal: Callable[[], JournalStatus]
 ) -> AsyncIterator[None]:
     """Serve the admin port, if the master has one."""
-    async with contextlib.AsyncExitStack() as stack:
-        if ports.admin is not None and ports.admin_token is not None:
-            tls = config.tls.server_context() if config.tls else None
-            app = create_admin_app(engine, ports.admin_token, journal)
-            await stack.enter_async_context(serving(app, ports.admin, ADMIN_LIMITS, tls))
+    if ports.admin is None or ports.admin_token is None:
+        yield
+        return
+    tls = config.tls.server_context() if config.tls else None
+    async with serving(create_admin_app(engine, ports.admin_token, journal), ports.admin, ADMIN_LIMITS, tls):
         yield
 
 
