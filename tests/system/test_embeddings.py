@@ -21,7 +21,7 @@ from support.served import serve, value
 
 LENGTHS = (1, 2, 33, 600)
 VARIANTS_HERE = [
-    name if name in ("gpt2-head64-tied", "llama-gqa-tied") else pytest.param(name, marks=pytest.mark.exhaustive)
+    name if name in ("gpt2-head64-tied", "llama-gqa-tied", "qwen3-unprefixed") else pytest.param(name, marks=pytest.mark.exhaustive)
     for name in sorted(VARIANTS)
 ]
 NAME = "gpt2-head64-tied"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from orca_worker.checkpoint import Checkpoint, Scope
 from orca_worker.errors import ModelError
+from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
@@ -174,6 +175,14 @@ def test_weights_that_are_missing_or_misshapen(copy):
     (path / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match="pickled weights are not supported"):
         PartitionedModel(path, 1)
+
+
+def test_an_untied_head_that_is_missing_is_named(copy):
+    """As of Qwen3-Embedding-8B."""
+    path = copy("qwen3-unprefixed")
+    edit(path, tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"lm_head\.weight is missing and tie_word_embeddings is false: models without"):
+        check_model(path, 1, 1, 0, range(1))
 
 
 def test_sharded_weights_and_names_without_prefix(copy):
