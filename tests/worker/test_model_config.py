@@ -13,6 +13,7 @@ from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
+from support.variants import ONE_PER_FAMILY
 from transformers import MistralConfig, Qwen2Config, Qwen3Config
 
 CPU = torch.device("cpu")
@@ -53,6 +54,18 @@ def test_a_config_that_is_not_supported_is_named(copy, variant, changes, message
     path = copy(variant)
     edit(path, **changes)
     with pytest.raises(ModelError, match=message):
+        read_model_config(path)
+
+
+@pytest.mark.parametrize("variant", sorted(ONE_PER_FAMILY))
+def test_attention_to_later_tokens_is_refused_in_every_family(copy, variant):
+    """As models of embeddings have it: transformers reads the field for each of these families."""
+    path = copy(variant)
+    for value in (True, None):
+        edit(path, is_causal=value)
+        read_model_config(path)
+    edit(path, is_causal=False)
+    with pytest.raises(ModelError, match=r"is_causal False is not supported: True is$"):
         read_model_config(path)
 
 

@@ -59,6 +59,7 @@ class LlamaFields(RotaryFile):
     def facts(self, family: str) -> dict[str, Any]:
         """Return the values of `LlamaConfig` that are the same for Llama and its relatives; raise ModelError."""
         self.require(*self.activation)
+        self.require("is_causal", True)
         return {
             "family": family,
             "num_layers": self.num_hidden_layers,
