@@ -10,15 +10,15 @@ The names follow vLLM. Any thread may create and use an `LLM`.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from orca_contract.model_choices import (
     MAX_NAME_LENGTH,
@@ -34,7 +34,6 @@ from orca_contract.model_choices import (
 from orca_contract.topology import AdapterSpec, ModelSpec
 from pydantic import ValidationError
 
-from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
@@ -47,53 +46,13 @@ from orca_master.endpoint.generation import Generation
 from orca_master.engine.config import offline_config
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
+from orca_master.llm_messages import CompletionOutput, RequestOutput, SamplingParams, output_of, request_of
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling parameters, with the names, meanings and bounds of the HTTP API's fields."""
-
-    n: int = 1
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    include_stop_str_in_output: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    structured_outputs: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One choice of a completion."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: Literal["stop", "length"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The completions of one prompt."""
-
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
+CLOSED = "the LLM is closed"
 
 
 class LLM:
@@ -156,14 +115,8 @@ class LLM:
         )
         draft_checks = [] if draft is None else [draft_command(draft, tensor_parallel_size, quantization, device)]
         check(model_check, text_command(path, None), *draft_checks)
-        self._stack = contextlib.ExitStack()
+        self._start_loop()
         try:
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
-            thread.start()
-            self._stack.callback(thread.join, 5.0)
-            self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
-
             # Workers end with the thread that starts them, and the caller's thread may end before the LLM.
             async def start() -> LocalWorkers:
                 return self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
@@ -180,7 +133,7 @@ class LLM:
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
             master, self._endpoint = self._run(make())
-            self._stack.callback(lambda: self._run(master.stop("LLM was closed")))
+            self._stack.callback(lambda: self._submit(master.stop(CLOSED)).result())
             self._run(master.start())
             gc.freeze()  # as in run_server: full collections over permanent objects cost some percent
             self._stack.callback(gc.unfreeze)
@@ -194,12 +147,14 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         model: str | None = None,
     ) -> list[RequestOutput]:
-        """Return one output per prompt (text or token ids), in order; raise RequestError.
+        """Return one output per prompt (text or token ids), in order; raise RequestError, RuntimeError after `close`.
 
         `sampling` applies to all prompts, or is a sequence with one entry per prompt; by default, the parameters of the
         model's generation_config.json apply. `model`: name of the adapter for
         all prompts, or of the model's folder; None: the model.
         """
+        if self._closed:
+            raise RuntimeError(CLOSED)
         names = self._endpoint.models.numbers(None)
         if model is not None and model not in names:
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
@@ -210,18 +165,20 @@ class LLM:
             raise RequestError(f"sampling: {len(parameters)} for {len(prompt_list)} prompts", "sampling")
         prepare, encode = self._endpoint.generator.prepare, self._endpoint.codec.encode
         tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompt_list]
-        bodies = [_checked(sampling, model) for sampling in parameters]
+        bodies = [request_of(sampling, model) for sampling in parameters]
         generations = [
             prepare("llm", body, [prompt], body.max_tokens, None) for body, prompt in zip(bodies, tokens, strict=True)
         ]
         collected = self._run(self._collect_all(generations))
         return [
-            RequestOutput(prompt, [_output(index, pieces) for index, pieces in enumerate(choices)])
+            RequestOutput(prompt, [output_of(index, pieces) for index, pieces in enumerate(choices)])
             for prompt, choices in zip(tokens, collected, strict=True)
         ]
 
     def close(self) -> None:
-        """Stop engine and workers."""
+        """Stop engine and workers. Generations that still run end with an error."""
+        with self._submitting:
+            self._closed = True
         self._stack.close()
 
     def __enter__(self) -> LLM:
@@ -247,10 +204,37 @@ class LLM:
                 collected[piece.index].append(piece)
         return collected
 
+    def _start_loop(self) -> None:
+        """Start the thread of the event loop, which `_stack` ends."""
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = runner.get_loop()
+
+        def serve() -> None:
+            with runner:  # whose end cancels the work that is left
+                self._loop.run_forever()
+
+        thread = threading.Thread(target=serve, name="llm", daemon=True)
+        thread.start()
+        self._closed = False
+        self._submitting = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(thread.join, 5.0)
+        self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Return the result of `work` on the event loop; raise RuntimeError if the LLM is closed before."""
+        with self._submitting:  # a loop that has ended would never run it
+            if self._closed:
+                work.close()
+                raise RuntimeError(CLOSED)
+            running = self._submit(work)
         try:
             return running.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(CLOSED) from None
         except BaseException:  # also of this thread alone, such as KeyboardInterrupt
             running.cancel()
             raise
@@ -267,21 +251,6 @@ def _adapters(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[s
         raise ConfigurationError(f"lora_modules: {refusal}")
     # Follows no links: the check of the files refuses a cycle of them.
     return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
-
-
-def _checked(sampling: SamplingParams, model: str | None) -> CompletionRequest:
-    """Return a request body with the parameters, checked like a request over HTTP; raise RequestError."""
-    values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
-    values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    try:
-        return CompletionRequest(prompt=[0], model=model, **values)
-    except ValidationError as error:
-        raise described(error.errors()) from error
-
-
-def _output(index: int, pieces: list[Piece]) -> CompletionOutput:
-    text = "".join(piece.text for piece in pieces)
-    return CompletionOutput(index, text, [piece.token for piece in pieces], pieces[-1].finish_reason)
 
 
 __all__ = ["LLM", "CompletionOutput", "ConfigurationError", "RequestError", "RequestOutput", "SamplingParams"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,38 @@ import pytest
 from orca_master.engine.config import offline_config
 from orca_master.errors import ConfigurationError, EngineError
 from orca_master.llm import LLM
+
+
+def test_a_closed_llm_says_so_and_leaves_nobody_waiting():
+    llm: Any = object.__new__(LLM)
+    llm._start_loop()
+    begun, errors = threading.Event(), []
+
+    async def answer() -> str:
+        return "an answer"
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def other_thread() -> None:
+        try:
+            llm._run(wait())
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    assert llm._run(answer()) == "an answer"
+    thread = threading.Thread(target=other_thread, daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    llm.close()
+    llm.close()
+    thread.join(30)
+    for use in (lambda: llm._run(answer()), lambda: llm.generate("a")):
+        with pytest.raises(RuntimeError, match=r"^the LLM is closed$"):
+            use()
+    assert errors == ["the LLM is closed"]
+    assert llm._loop.is_closed()
 
 
 @pytest.mark.parametrize(
