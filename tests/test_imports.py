@@ -52,7 +52,8 @@ ROOMS = {
     "endpoint": {"errors", "scheduling", "bodies", "text", "engine", "journal", "batches"},
     "api_processes": {"errors", "garbage", "scheduling", "text", "engine", "endpoint"},
     "commands": {"errors", "garbage", "text", "engine", "metrics", "journal", "batches", "endpoint", "api_processes"},
-    "llm": {"errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"},
+    "llm_messages": {"errors", "bodies", "endpoint"},
+    "llm": {"errors", "bodies", "text", "engine", "metrics", "endpoint", "commands", "llm_messages"},
     "cli": {"errors"},
 }
 """What the parts of orca_master may import of each other."""

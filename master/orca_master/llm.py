@@ -4,7 +4,8 @@
         for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=20)):
             print(output.outputs[0].text)
 
-The names follow vLLM. Any thread may create and use an `LLM`.
+The names of `generate` follow vLLM, those of the engine's options ORCA (docs/how-to/python.md). Any thread may create
+and use an `LLM`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,16 @@ from orca_master.endpoint.generation import Generation
 from orca_master.engine.config import offline_config
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
-from orca_master.llm_messages import CompletionOutput, RequestOutput, SamplingParams, output_of, request_of
+from orca_master.llm_messages import (
+    CompletionOutput,
+    Prompt,
+    PromptDictionary,
+    RequestOutput,
+    SamplingParams,
+    output_of,
+    request_of,
+    text_and_tokens,
+)
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
@@ -143,36 +153,35 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str | list[int]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: str | PromptDictionary | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         model: str | None = None,
     ) -> list[RequestOutput]:
-        """Return one output per prompt (text or token ids), in order; raise RequestError, RuntimeError after `close`.
+        """Return one output per prompt, in order; raise RequestError, RuntimeError after `close`.
 
-        `sampling` applies to all prompts, or is a sequence with one entry per prompt; by default, the parameters of the
-        model's generation_config.json apply. `model`: name of the adapter for
-        all prompts, or of the model's folder; None: the model.
+        `sampling_params` apply to all prompts, or are a sequence with one entry per prompt; by default, the parameters
+        of the model's generation_config.json apply. `model`: name of the adapter for all prompts, or of the model's
+        folder; None: the model.
         """
         if self._closed:
             raise RuntimeError(CLOSED)
         names = self._endpoint.models.numbers(None)
         if model is not None and model not in names:
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
-        prompt_list: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
-        given = sampling or SamplingParams(**self._endpoint.codec.sampling_defaults)
+        prompt_list: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        given = SamplingParams(**self._endpoint.codec.sampling_defaults) if sampling_params is None else sampling_params
         parameters = [given] * len(prompt_list) if isinstance(given, SamplingParams) else list(given)
         if len(parameters) != len(prompt_list):
-            raise RequestError(f"sampling: {len(parameters)} for {len(prompt_list)} prompts", "sampling")
-        prepare, encode = self._endpoint.generator.prepare, self._endpoint.codec.encode
-        tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompt_list]
-        bodies = [request_of(sampling, model) for sampling in parameters]
+            message = f"sampling_params: {len(parameters)} for {len(prompt_list)} prompts"
+            raise RequestError(message, "sampling_params")
+        inputs = [text_and_tokens(prompt, self._endpoint.codec.encode) for prompt in prompt_list]
         generations = [
-            prepare("llm", body, [prompt], body.max_tokens, None) for body, prompt in zip(bodies, tokens, strict=True)
+            self._generation(tokens, sampling, model) for (_, tokens), sampling in zip(inputs, parameters, strict=True)
         ]
         collected = self._run(self._collect_all(generations))
         return [
-            RequestOutput(prompt, [output_of(index, pieces) for index, pieces in enumerate(choices)])
-            for prompt, choices in zip(tokens, collected, strict=True)
+            RequestOutput(text, tokens, [output_of(index, pieces) for index, pieces in enumerate(choices)])
+            for (text, tokens), choices in zip(inputs, collected, strict=True)
         ]
 
     def close(self) -> None:
@@ -188,6 +197,12 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _generation(self, prompt: list[int], sampling: SamplingParams, model: str | None) -> Generation:
+        body = request_of(sampling, model)
+        room = max(1, self._endpoint.engine.status.longest - len(prompt))  # 1: the engine refuses the prompt's length
+        most = room if sampling.max_tokens is None else body.max_tokens
+        return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)
 
     async def _collect_all(self, generations: list[Generation]) -> list[list[list[Piece]]]:
         try:
