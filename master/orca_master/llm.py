@@ -38,13 +38,13 @@ from pydantic import ValidationError
 from orca_master.bodies.validation import described
 from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.offline_config import offline_config
 from orca_master.commands.preflight import check, draft_command, model_command, text_command
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
-from orca_master.engine.config import offline_config
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.llm_messages import (
@@ -86,7 +86,7 @@ class LLM:
         speculative_model: str | Path | None = None,
         **engine: Any,
     ) -> None:
-        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `attention_backend` …).
+        """Start workers and engine; `engine` takes the options in offline_config.py (`max_batch_size` …).
 
         `lora_modules`: the folders of adapters (LoRA) in PEFT's format, by the names that `generate` takes.
         `speculative_model`: the folder of a draft model with the same tokens, for `speculative_tokens` of at least 1.
