@@ -53,7 +53,11 @@ ROOMS = {
     "api_processes": {"errors", "garbage", "scheduling", "text", "engine", "endpoint"},
     "commands": {"errors", "garbage", "text", "engine", "metrics", "journal", "batches", "endpoint", "api_processes"},
     "llm_messages": {"errors", "bodies", "endpoint"},
-    "llm": {"errors", "bodies", "text", "engine", "metrics", "endpoint", "commands", "llm_messages"},
+    "loop_thread": set(),
+    "llm": {
+        *("errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"),
+        *("llm_messages", "loop_thread"),
+    },
     "cli": {"errors"},
 }
 """What the parts of orca_master may import of each other."""

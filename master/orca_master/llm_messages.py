@@ -1,18 +1,21 @@
-"""What `LLM.generate` takes and returns, with vLLM's names."""
+"""What the methods of `LLM` take and return, with vLLM's names."""
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from orca_contract.model_choices import MAX_NAME_LENGTH, adapters_refusal
 from pydantic import ValidationError
 
-from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.endpoint.choice_run import Piece
-from orca_master.errors import RequestError
+from orca_master.errors import ConfigurationError, RequestError
 
 
 class PromptDictionary(TypedDict, total=False):
@@ -82,6 +85,34 @@ class RequestOutput:
     outputs: list[CompletionOutput]
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector of length 1."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of one prompt."""
+
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+
+
+def adapter_folders(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[str, Path]:
+    """Return the absolute folders of adapters by name; raise ConfigurationError for a name."""
+    for name in lora_modules:
+        if not 1 <= len(name) <= MAX_NAME_LENGTH or "=" in name:
+            raise ConfigurationError(
+                f"lora_modules: {name[:80]!r} is no name of 1 to {MAX_NAME_LENGTH} characters without ="
+            )
+    if refusal := adapters_refusal([model_name], list(lora_modules)):
+        raise ConfigurationError(f"lora_modules: {refusal}")
+    # Follows no links: the check of the files refuses a cycle of them.
+    return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
+
+
 def text_and_tokens(prompt: Prompt, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
     """Return a prompt's text, None without one, and its token ids; raise RequestError."""
     fields: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
@@ -103,6 +134,14 @@ def request_of(sampling: SamplingParams, model: str | None) -> CompletionRequest
     values["logit_bias"] = {str(token): bias for token, bias in (sampling.logit_bias or {}).items()}
     try:
         return CompletionRequest(prompt=[0], model=model, **values)
+    except ValidationError as error:
+        raise described(error.errors()) from error
+
+
+def chat_of(messages: Sequence[Any], options: Mapping[str, Any]) -> ChatCompletionRequest:
+    """Return a request body with the messages and the variables of the chat template; raise RequestError."""
+    try:
+        return ChatCompletionRequest(messages=messages, chat_template_kwargs=options)
     except ValidationError as error:
         raise described(error.errors()) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,42 +12,11 @@ from orca_master.errors import ConfigurationError, EngineError
 from orca_master.llm import LLM
 
 
-def test_a_closed_llm_says_so_and_leaves_nobody_waiting():
-    llm: Any = object.__new__(LLM)
-    llm._start_loop()
-    begun, errors = threading.Event(), []
-
-    async def answer() -> str:
-        return "an answer"
-
-    async def wait() -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    def other_thread() -> None:
-        try:
-            llm._run(wait())
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    assert llm._run(answer()) == "an answer"
-    thread = threading.Thread(target=other_thread, daemon=True)
-    thread.start()
-    assert begun.wait(30)
-    llm.close()
-    llm.close()
-    thread.join(30)
-    for use in (lambda: llm._run(answer()), lambda: llm.generate("a")):
-        with pytest.raises(RuntimeError, match=r"^the LLM is closed$"):
-            use()
-    assert errors == ["the LLM is closed"]
-    assert llm._loop.is_closed()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"dtype": "fp16"}, "dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ({"embedding_pooling": "cls"}, "embedding_pooling: 'cls' is not one of last, mean"),
         ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
     ],
 )

@@ -1,28 +1,35 @@
-"""Prompts, sampling parameters and outputs of `LLM.generate`, against an engine with a scripted answer."""
+"""What the methods of `LLM` take and return, against an engine with a scripted answer."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from orca_master.endpoint.choice_run import Piece
 from orca_master.errors import RequestError
-from orca_master.llm import LLM
+from orca_master.llm import CLOSED, LLM
 from orca_master.llm_messages import Logprob, SamplingParams, output_of
+from orca_master.loop_thread import LoopThread
 from orca_protos import engine_pb2 as pb
 from support.scripted_engine import END, Scripted, make_model
+
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ mark }} {% endfor %}"
 
 
 @pytest.fixture
 def scripted(tmp_path) -> Scripted:
-    return Scripted(make_model(tmp_path, ""), f"four{END}")
+    return Scripted(make_model(tmp_path, TEMPLATE), f"four{END}")
 
 
 @pytest.fixture
 def llm(scripted) -> Iterator[Any]:
     made: Any = object.__new__(LLM)
-    made._start_loop()
+    made._loop = LoopThread("llm", CLOSED)
+    made._stack = contextlib.ExitStack()
+    made._stack.callback(made._loop.close)
+    made._stack.callback(lambda: made._loop.submit(scripted.template.__aexit__(None, None, None)).result())
     made._endpoint = scripted.endpoint
     yield made
     made.close()
@@ -86,3 +93,32 @@ def test_log_probabilities_are_requested_and_returned_by_token(llm, scripted):
         {4: Logprob(-2.0), 7: Logprob(-1.0)},
     ]
     assert output_of(0, [Piece(0, "x", 9, None, "stop")]).logprobs is None
+
+
+def test_a_chat_is_rendered_by_the_template(llm, scripted):
+    conversation = [{"role": "user", "content": "two"}, {"role": "user", "content": "and two"}]
+    [output] = llm.chat(conversation, SamplingParams(max_tokens=9))
+    assert (output.prompt, output.outputs[0].text) == ("user: two user: and two ", "four")
+    assert (scripted.prompt, scripted.engine.submissions[0].max_gen_tokens) == (output.prompt, 9)
+    outputs = llm.chat([conversation[:1], conversation[1:]], chat_template_kwargs={"mark": "?"})
+    assert [output.prompt for output in outputs] == ["user: two? ", "user: and two? "]
+    for messages in ([[]], [[{"content": "x"}]], [3]):
+        with pytest.raises(RequestError, match=r"^messages"):
+            llm.chat(messages)
+
+
+def test_embeddings_have_length_1(llm, scripted):
+    outputs = llm.embed(["a", {"prompt_token_ids": [66, 67]}])
+    assert [output.outputs.embedding for output in outputs] == [pytest.approx([0.6, 0.8])] * 2
+    assert [output.prompt_token_ids for output in outputs] == [scripted.codec.encode("a"), [66, 67]]
+    assert [submission.pooling for submission in scripted.engine.submissions] == ["last", "last"]
+    assert llm.embed([]) == []
+    with pytest.raises(RequestError, match=r"^model: 'other' is not loaded, choose from 'scripted'$"):
+        llm.embed("a", model="other")
+
+
+def test_a_closed_llm_says_so(llm):
+    llm.close()
+    for use in (llm.generate, llm.embed, lambda text: llm.chat([{"role": "user", "content": text}])):
+        with pytest.raises(RuntimeError, match=r"^the LLM is closed$"):
+            use("a")

@@ -149,7 +149,9 @@ def test_a_map_that_no_adapter_changes_stays_as_it_is(tmp_path):
     assert made.adapt(base, [("out", 40, slice(0, 40))], 24, slice(0, 24)) is base
 
 
-@pytest.mark.parametrize(("variant", "targets"), [("llama-gqa-tied", ALL), ("gpt2-head64-tied", GPT2), ("qwen3-unprefixed", ALL)])
+@pytest.mark.parametrize(
+    ("variant", "targets"), [("llama-gqa-tied", ALL), ("gpt2-head64-tied", GPT2), ("qwen3-unprefixed", ALL)]
+)
 def test_the_linear_maps_of_a_model_are_those_of_its_layers(variant, targets, checkpoint, tmp_path):
     path = checkpoint(variant)
     stored = load_file(path / "model.safetensors")
