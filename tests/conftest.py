@@ -37,7 +37,7 @@ def checkpoint(run_folder: Path):
     from support import checkpoints  # torch, which the process that only distributes tests does not need
 
     def path_of(name: str) -> Path:
-        return once(run_folder / "checkpoints" / name, checkpoints.make_model(name).save_pretrained)
+        return once(run_folder / "checkpoints" / name, functools.partial(checkpoints.write_checkpoint, name))
 
     return path_of
 

@@ -53,18 +53,15 @@ ROOMS = {
     "endpoint": {"errors", "scheduling", "bodies", "text", "engine", "journal", "batches"},
     "api_processes": {"errors", "garbage", "heartbeat", "scheduling", "text", "engine", "endpoint"},
     "commands": {
-        "errors",
-        "garbage",
-        "heartbeat",
-        "text",
-        "engine",
-        "metrics",
-        "journal",
-        "batches",
-        "endpoint",
+        *("errors", "garbage", "heartbeat", "text", "engine", "metrics", "journal", "batches", "endpoint"),
         "api_processes",
     },
-    "llm": {"errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"},
+    "llm_messages": {"errors", "bodies", "endpoint"},
+    "loop_thread": set(),
+    "llm": {
+        *("errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"),
+        *("llm_messages", "loop_thread"),
+    },
     "cli": {"errors"},
 }
 """What the parts of orca_master may import of each other."""

@@ -4,7 +4,8 @@
         for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=20)):
             print(output.outputs[0].text)
 
-The names follow vLLM. Any thread may create and use an `LLM`.
+The names of `generate`, `chat` and `embed` follow vLLM, those of the engine's options ORCA (docs/how-to/python.md). Any
+thread may create and use an `LLM`.
 """
 
 from __future__ import annotations
@@ -13,87 +14,60 @@ import asyncio
 import contextlib
 import gc
 import os
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, get_args
 
 from orca_contract.model_choices import (
-    MAX_NAME_LENGTH,
     Backend,
     Device,
     Dtype,
     KvCacheDtype,
+    Pooling,
     Quantization,
-    adapters_refusal,
     backend_of,
     first_refusal,
 )
 from orca_contract.topology import AdapterSpec, ModelSpec
 from pydantic import ValidationError
 
-from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.offline_config import offline_config
 from orca_master.commands.preflight import check, draft_command, model_command, text_command
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
+from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation
-from orca_master.engine.config import offline_config
+from orca_master.endpoint.generation import Generation, salt_of
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
+from orca_master.llm_messages import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Prompt,
+    PromptDictionary,
+    RequestOutput,
+    SamplingParams,
+    adapter_folders,
+    chat_of,
+    output_of,
+    request_of,
+    text_and_tokens,
+)
+from orca_master.loop_thread import LoopThread
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling parameters, with the names, meanings and bounds of the HTTP API's fields."""
-
-    n: int = 1
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    include_stop_str_in_output: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    structured_outputs: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One choice of a completion."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: Literal["stop", "length"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The completions of one prompt."""
-
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
+CLOSED = "the LLM is closed"
 
 
 class LLM:
@@ -115,12 +89,14 @@ class LLM:
         communication_backend: Backend | None = None,
         lora_modules: Mapping[str, str | Path] = MappingProxyType({}),
         speculative_model: str | Path | None = None,
+        embedding_pooling: Pooling = "last",
         **engine: Any,
     ) -> None:
-        """Start workers and engine; `engine` takes fields of EngineConfig (`max_batch_size`, `attention_backend` …).
+        """Start workers and engine; `engine` takes the options in offline_config.py (`max_batch_size` …).
 
         `lora_modules`: the folders of adapters (LoRA) in PEFT's format, by the names that `generate` takes.
         `speculative_model`: the folder of a draft model with the same tokens, for `speculative_tokens` of at least 1.
+        `embedding_pooling`: see `--embedding-pooling`.
         """
         engine_config = offline_config(engine)
         path, backend = Path(model).resolve(), communication_backend or backend_of(device)
@@ -134,9 +110,12 @@ class LLM:
             attention_backend=engine_config.attention_backend,
         ):
             raise ConfigurationError(refusal)
-        adapters = _adapters(lora_modules, path.name)
+        adapters = adapter_folders(lora_modules, path.name)
         if speculative_model is not None and engine_config.speculative_tokens < 1:
             raise ConfigurationError("speculative_model: set speculative_tokens, the most tokens to draft")
+        if embedding_pooling not in get_args(Pooling):
+            choices = ", ".join(get_args(Pooling))
+            raise ConfigurationError(f"embedding_pooling: {embedding_pooling!r} is not one of {choices}")
         draft = None if speculative_model is None else Path(os.path.abspath(speculative_model))
         try:
             spec = ModelSpec(
@@ -156,32 +135,32 @@ class LLM:
         )
         draft_checks = [] if draft is None else [draft_command(draft, tensor_parallel_size, quantization, device)]
         check(model_check, text_command(path, None), *draft_checks)
+        self._loop = LoopThread("llm", CLOSED)
         self._stack = contextlib.ExitStack()
+        self._stack.callback(self._loop.close)
         try:
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
-            thread.start()
-            self._stack.callback(thread.join, 5.0)
-            self._stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
-
             # Workers end with the thread that starts them, and the caller's thread may end before the LLM.
             async def start() -> LocalWorkers:
                 return self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
 
-            workers = self._run(start())
+            workers = self._loop.run(start())
             topology = local_topology(
                 spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
             )
             codec = TextCodec(path)
 
             async def make() -> tuple[EngineThread, Endpoint]:
-                config = EndpointConfig(model_names=(path.name,), adapters=tuple(adapters))
+                config = EndpointConfig(
+                    model_names=(path.name,), adapters=tuple(adapters), embedding_pooling=embedding_pooling
+                )
                 thread = make_engine(topology, engine_config, Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
-            master, self._endpoint = self._run(make())
-            self._stack.callback(lambda: self._run(master.stop("LLM was closed")))
-            self._run(master.start())
+            master, self._endpoint = self._loop.run(make())
+            template = self._endpoint.template  # whose process the first chat starts
+            self._stack.callback(lambda: self._loop.submit(template.__aexit__(None, None, None)).result())
+            self._stack.callback(lambda: self._loop.submit(master.stop(CLOSED)).result())
+            self._loop.run(master.start())
             gc.freeze()  # as in run_server: full collections over permanent objects cost some percent
             self._stack.callback(gc.unfreeze)
         except BaseException:
@@ -190,38 +169,61 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str | list[int]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: str | PromptDictionary | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         model: str | None = None,
     ) -> list[RequestOutput]:
-        """Return one output per prompt (text or token ids), in order; raise RequestError.
+        """Return one output per prompt, in order; raise RequestError, RuntimeError after `close`.
 
-        `sampling` applies to all prompts, or is a sequence with one entry per prompt; by default, the parameters of the
-        model's generation_config.json apply. `model`: name of the adapter for
-        all prompts, or of the model's folder; None: the model.
+        `sampling_params` apply to all prompts, or are a sequence with one entry per prompt; by default, the parameters
+        of the model's generation_config.json apply. `model`: name of the adapter for all prompts, or of the model's
+        folder; None: the model.
         """
-        names = self._endpoint.models.numbers(None)
-        if model is not None and model not in names:
-            raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
-        prompt_list: Sequence[str | list[int]] = [prompts] if isinstance(prompts, str) else prompts
-        given = sampling or SamplingParams(**self._endpoint.codec.sampling_defaults)
-        parameters = [given] * len(prompt_list) if isinstance(given, SamplingParams) else list(given)
-        if len(parameters) != len(prompt_list):
-            raise RequestError(f"sampling: {len(parameters)} for {len(prompt_list)} prompts", "sampling")
-        prepare, encode = self._endpoint.generator.prepare, self._endpoint.codec.encode
-        tokens = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompt_list]
-        bodies = [_checked(sampling, model) for sampling in parameters]
+        self._check(model)
+        inputs = self._inputs(prompts)
+        given = SamplingParams(**self._endpoint.codec.sampling_defaults) if sampling_params is None else sampling_params
+        parameters = [given] * len(inputs) if isinstance(given, SamplingParams) else list(given)
+        if len(parameters) != len(inputs):
+            message = f"sampling_params: {len(parameters)} for {len(inputs)} prompts"
+            raise RequestError(message, "sampling_params")
         generations = [
-            prepare("llm", body, [prompt], body.max_tokens, None) for body, prompt in zip(bodies, tokens, strict=True)
+            self._generation(tokens, sampling, model) for (_, tokens), sampling in zip(inputs, parameters, strict=True)
         ]
-        collected = self._run(self._collect_all(generations))
+        collected = self._loop.run(self._collect_all(generations))
         return [
-            RequestOutput(prompt, [_output(index, pieces) for index, pieces in enumerate(choices)])
-            for prompt, choices in zip(tokens, collected, strict=True)
+            RequestOutput(text, tokens, [output_of(index, pieces) for index, pieces in enumerate(choices)])
+            for (text, tokens), choices in zip(inputs, collected, strict=True)
         ]
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        model: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Return an answer to each conversation, a list of messages with `role` and `content`, or to a single one.
+
+        The model's chat template renders them, with `chat_template_kwargs`; otherwise as `generate`.
+        """
+        self._check(model)
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        bodies = [chat_of(conversation, chat_template_kwargs or {}) for conversation in conversations]
+        return self.generate(self._loop.run(self._rendered(bodies)), sampling_params, model)
+
+    def embed(
+        self, prompts: str | PromptDictionary | Sequence[Prompt], model: str | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        """Return a vector of length 1 for each prompt, in order. Raises as `generate`."""
+        self._check(model)
+        inputs = self._inputs(prompts)
+        sums = self._loop.run(self._pooled([tokens for _, tokens in inputs], model))
+        vectors = [EmbeddingOutput(unit_vector(values).tolist()) for values in sums]
+        return [EmbeddingRequestOutput(tokens, vector) for (_, tokens), vector in zip(inputs, vectors, strict=True)]
 
     def close(self) -> None:
-        """Stop engine and workers."""
+        """Stop engine and workers. Generations that still run end with an error."""
+        self._loop.refuse()
         self._stack.close()
 
     def __enter__(self) -> LLM:
@@ -231,6 +233,42 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check(self, model: str | None) -> None:
+        """Raise RuntimeError if the LLM is closed, RequestError for a name that is not loaded."""
+        self._loop.check()
+        names = self._endpoint.models.numbers(None)
+        if model is not None and model not in names:
+            raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
+
+    def _inputs(self, prompts: str | PromptDictionary | Sequence[Prompt]) -> list[tuple[str | None, list[int]]]:
+        """Return the text, if any, and the tokens of each prompt."""
+        several: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        return [text_and_tokens(prompt, self._endpoint.codec.encode) for prompt in several]
+
+    async def _rendered(self, bodies: list[ChatCompletionRequest]) -> list[PromptDictionary]:
+        prompts: list[PromptDictionary] = []
+        for body in bodies:
+            text = await self._endpoint.template.render(body.messages, True, body.template_options)
+            # The template already contains the special tokens.
+            tokens = self._endpoint.codec.encode(text, add_special_tokens=False, name="messages")
+            prompts.append({"prompt": text, "prompt_token_ids": tokens})
+        return prompts
+
+    async def _pooled(self, inputs: list[list[int]], model: str | None) -> list[array[float]]:
+        if not inputs:
+            return []
+        endpoint = self._endpoint
+        check_inputs(inputs, endpoint.engine.status)
+        adapter, pooling = endpoint.models.number_of(model, None), endpoint.config.embedding_pooling
+        submissions = submissions_of(inputs, pooling, 0, salt_of("", None), adapter, time.monotonic())
+        return await EmbeddingRun(endpoint.engine, submissions).run()
+
+    def _generation(self, prompt: list[int], sampling: SamplingParams, model: str | None) -> Generation:
+        body = request_of(sampling, model)
+        room = max(1, self._endpoint.engine.status.longest - len(prompt))  # 1: the engine refuses the prompt's length
+        most = room if sampling.max_tokens is None else body.max_tokens
+        return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)
 
     async def _collect_all(self, generations: list[Generation]) -> list[list[list[Piece]]]:
         try:
@@ -246,42 +284,6 @@ class LLM:
             for piece in pieces:
                 collected[piece.index].append(piece)
         return collected
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return running.result()
-        except BaseException:  # also of this thread alone, such as KeyboardInterrupt
-            running.cancel()
-            raise
-
-
-def _adapters(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[str, Path]:
-    """Return the absolute folders of adapters by name; raise ConfigurationError for a name."""
-    for name in lora_modules:
-        if not 1 <= len(name) <= MAX_NAME_LENGTH or "=" in name:
-            raise ConfigurationError(
-                f"lora_modules: {name[:80]!r} is no name of 1 to {MAX_NAME_LENGTH} characters without ="
-            )
-    if refusal := adapters_refusal([model_name], list(lora_modules)):
-        raise ConfigurationError(f"lora_modules: {refusal}")
-    # Follows no links: the check of the files refuses a cycle of them.
-    return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
-
-
-def _checked(sampling: SamplingParams, model: str | None) -> CompletionRequest:
-    """Return a request body with the parameters, checked like a request over HTTP; raise RequestError."""
-    values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
-    values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    try:
-        return CompletionRequest(prompt=[0], model=model, **values)
-    except ValidationError as error:
-        raise described(error.errors()) from error
-
-
-def _output(index: int, pieces: list[Piece]) -> CompletionOutput:
-    text = "".join(piece.text for piece in pieces)
-    return CompletionOutput(index, text, [piece.token for piece in pieces], pieces[-1].finish_reason)
 
 
 __all__ = ["LLM", "CompletionOutput", "ConfigurationError", "RequestError", "RequestOutput", "SamplingParams"]

@@ -30,7 +30,7 @@ def test_a_choice_of_attention_needs_a_gpu():
 
 
 def test_a_misspelt_option_is_refused_before_anything_is_read():
-    with pytest.raises(TypeError, match="max_batchsize"):
+    with pytest.raises(ConfigurationError, match=r"^max_batchsize: no such option, choose from .*, max_batch_size, "):
         orca.LLM("/nowhere", max_batchsize=4)
 
 

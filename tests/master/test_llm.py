@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from orca_master.engine.config import offline_config
 from orca_master.errors import ConfigurationError, EngineError
 from orca_master.llm import LLM
 
@@ -17,21 +16,13 @@ from orca_master.llm import LLM
     ("options", "words"),
     [
         ({"dtype": "fp16"}, "dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ({"embedding_pooling": "cls"}, "embedding_pooling: 'cls' is not one of last, mean"),
         ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
-        ({"admission": "pagd"}, "admission: 'pagd' is not one of reserve, paged"),
-        ({"scheduling_policy": "lifo"}, "scheduling_policy: 'lifo' is not one of "),
-        ({"max_batch_size": 0}, "max_batch_size: 0 is not a whole number of at least 1"),
-        ({"kv_slots": 1.5}, "kv_slots: 1.5 is not a whole number of at least 1"),
     ],
 )
 def test_mistakes_in_the_options_are_named(options, words):
     with pytest.raises(ConfigurationError, match=f"^{words}"):
         LLM("/nowhere", **options)
-
-
-def test_no_number_of_prompts_is_refused_unless_the_program_says_so():
-    assert min(offline_config({}).max_queued_requests, offline_config({}).max_queued_tokens) > 10**12
-    assert offline_config({"max_queued_requests": 5}).max_queued_requests == 5
 
 
 def test_the_error_of_one_prompt_cancels_the_others():

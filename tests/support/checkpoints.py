@@ -111,17 +111,30 @@ VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-gqa-tied": lambda: llama_like("qwen2", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
     "qwen2-head80": lambda: llama_like("qwen2", 4, 80, tied=False),
     "qwen3-gqa-tied": lambda: llama_like("qwen3", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
+    "qwen3-unprefixed": lambda: llama_like("qwen3", 2, 64, tied=True),
     "qwen3-head80": lambda: llama_like("qwen3", 4, 80, tied=False, attention_bias=True),
     "gemma2-gqa-tied": lambda: llama_like("gemma2", 2, 64, tied=True, **CAPPED),
     "gemma2-head80": lambda: llama_like("gemma2", 4, 80, tied=False, attention_bias=True, **CAPPED),
 }
-"""Two of each family: GQA 8/2 and MHA, head dimension 64 and 80, head tied and untied, 5 layers; 211 is prime."""
+"""Two of each family: GQA 8/2 and MHA, head dimension 64 and 80, head tied and untied, 5 layers; 211 is prime.
+
+And one with the names of Qwen3-Embedding's tensors.
+"""
+
+
+def write_checkpoint(name: str, path: Path) -> None:
+    """Write a variant's checkpoint to `path`; the names of an unprefixed one are those of the model without a head."""
+    make_model(name).save_pretrained(path)
+    if name.endswith("-unprefixed"):
+        weights = load_file(path / "model.safetensors")
+        weights = {tensor.removeprefix("model."): values for tensor, values in weights.items()}
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
 
 
 def save(name: str, folder: Path) -> Path:
     """Write a variant's checkpoint to `folder`/name and return that path."""
     path = folder / name
-    make_model(name).save_pretrained(path)
+    write_checkpoint(name, path)
     return path
 
 

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 import torch
+import transformers
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.messages import Output, Submission
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -20,9 +21,9 @@ from support.engines import Harness, engine_over, topology
 from support.served import serve, value
 
 LENGTHS = (1, 2, 33, 600)
+SHORT = ("gpt2-head64-tied", "llama-gqa-tied", "qwen3-unprefixed")
 VARIANTS_HERE = [
-    name if name in ("gpt2-head64-tied", "llama-gqa-tied") else pytest.param(name, marks=pytest.mark.exhaustive)
-    for name in sorted(VARIANTS)
+    name if name in SHORT else pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(VARIANTS)
 ]
 NAME = "gpt2-head64-tied"
 
@@ -32,6 +33,15 @@ def activations(name: str, prompt: tuple[int, ...]) -> torch.Tensor:
     """Return transformers' activations [S, H] after the final norm."""
     hidden: torch.Tensor = make_model(name).base_model(torch.tensor([prompt])).last_hidden_state[0]
     return hidden
+
+
+@torch.inference_mode()
+def test_transformers_reads_the_files_without_a_prefix_as_the_same_model(checkpoint):
+    """So that the activations below are also those of the files, as of Qwen3-Embedding's."""
+    name, (prompt,) = "qwen3-unprefixed", make_prompts((33,))
+    model = transformers.AutoModel.from_pretrained(checkpoint(name)).eval()
+    hidden = model(torch.tensor([prompt])).last_hidden_state[0]
+    torch.testing.assert_close(hidden, activations(name, prompt))
 
 
 async def pooled(harness: Harness, prompts: list[tuple[int, ...]], name: str) -> dict[str, torch.Tensor]:

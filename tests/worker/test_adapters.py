@@ -149,7 +149,9 @@ def test_a_map_that_no_adapter_changes_stays_as_it_is(tmp_path):
     assert made.adapt(base, [("out", 40, slice(0, 40))], 24, slice(0, 24)) is base
 
 
-@pytest.mark.parametrize(("variant", "targets"), [("llama-gqa-tied", ALL), ("gpt2-head64-tied", GPT2)])
+@pytest.mark.parametrize(
+    ("variant", "targets"), [("llama-gqa-tied", ALL), ("gpt2-head64-tied", GPT2), ("qwen3-unprefixed", ALL)]
+)
 def test_the_linear_maps_of_a_model_are_those_of_its_layers(variant, targets, checkpoint, tmp_path):
     path = checkpoint(variant)
     stored = load_file(path / "model.safetensors")
@@ -159,16 +161,19 @@ def test_the_linear_maps_of_a_model_are_those_of_its_layers(variant, targets, ch
     assert set(read_adapter(tmp_path / "x", maps).tensors) == set(maps)
 
 
-def test_weights_of_the_first_gpt2_checkpoints_have_shorter_names(tmp_path):
+@pytest.mark.parametrize("module", ["transformer.h.0.c_fc", "model.layers.0.up_proj"])
+def test_weights_of_checkpoints_without_a_prefix_have_shorter_names(module, tmp_path):
+    """The first ones of GPT-2, and those of models without a head; PEFT names modules of the model with a head."""
+    own = module.partition(".")[2]
     (tmp_path / "x").mkdir()
     tensors = {"lora_A": torch.ones(1, 2), "lora_B": torch.ones(3, 1)}
     save_file(
-        {f"base_model.model.transformer.h.0.c_fc.{name}.weight": value for name, value in tensors.items()},
+        {f"base_model.model.{module}.{name}.weight": value for name, value in tensors.items()},
         tmp_path / "x" / "adapter_model.safetensors",
     )
     (tmp_path / "x" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
-    adapter = read_adapter(tmp_path / "x", {"h.0.c_fc": (3, 2)})
-    assert adapter.tensors == {"h.0.c_fc": "base_model.model.transformer.h.0.c_fc"}
+    adapter = read_adapter(tmp_path / "x", {own: (3, 2)})
+    assert adapter.tensors == {own: f"base_model.model.{module}"}
 
 
 WRONG = ("lm_head.lora_A", "base_model.model.a.q.lora_C", "base_model.model.b.lora_A", "a.q.lora_A")

@@ -9,9 +9,11 @@ import pytest
 import torch
 from orca_worker.checkpoint import Checkpoint, Scope
 from orca_worker.errors import ModelError
+from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
+from support.variants import ONE_PER_FAMILY
 from transformers import MistralConfig, Qwen2Config, Qwen3Config
 
 CPU = torch.device("cpu")
@@ -52,6 +54,18 @@ def test_a_config_that_is_not_supported_is_named(copy, variant, changes, message
     path = copy(variant)
     edit(path, **changes)
     with pytest.raises(ModelError, match=message):
+        read_model_config(path)
+
+
+@pytest.mark.parametrize("variant", sorted(ONE_PER_FAMILY))
+def test_attention_to_later_tokens_is_refused_in_every_family(copy, variant):
+    """As models of embeddings have it: transformers reads the field for each of these families."""
+    path = copy(variant)
+    for value in (True, None):
+        edit(path, is_causal=value)
+        read_model_config(path)
+    edit(path, is_causal=False)
+    with pytest.raises(ModelError, match=r"is_causal False is not supported: True is$"):
         read_model_config(path)
 
 
@@ -174,6 +188,14 @@ def test_weights_that_are_missing_or_misshapen(copy):
     (path / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match="pickled weights are not supported"):
         PartitionedModel(path, 1)
+
+
+def test_an_untied_head_that_is_missing_is_named(copy):
+    """As of Qwen3-Embedding-8B."""
+    path = copy("qwen3-unprefixed")
+    edit(path, tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"lm_head\.weight is missing and tie_word_embeddings is false: models"):
+        check_model(path, 1, 1, 0, range(1))
 
 
 def test_sharded_weights_and_names_without_prefix(copy):

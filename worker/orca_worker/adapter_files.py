@@ -115,7 +115,8 @@ def read_adapter(folder: Path, maps: Mapping[str, tuple[int, int]]) -> Adapter:
     tensors: dict[str, str] = {}
     for name in headers.file_of:
         module, _, kind = name.removeprefix(PREFIX).partition(".lora_")
-        own = module if module in maps else module.removeprefix("transformer.")  # the first checkpoints of GPT-2
+        # Checkpoints may lack the prefix of the module without the head, which the adapter's names have.
+        own = module if module in maps else module.removeprefix("transformer.").removeprefix("model.")
         if not name.startswith(PREFIX) or own not in maps or f"lora_{kind}" not in (DOWN, UP):
             raise ModelError(f"{folder / WEIGHTS}: tensor {quote(name)} belongs to no linear map of the model's layers")
         if tensors.setdefault(own, f"{PREFIX}{module}") != f"{PREFIX}{module}":

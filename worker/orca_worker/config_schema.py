@@ -53,6 +53,7 @@ class ConfigFile(ModelFile):
     vocab_size: Count
     dtype: str | None = None
     torch_dtype: str | None = None
+    is_causal: bool = True
     off_if_null: ClassVar[frozenset[str]] = frozenset()
     """Numeric fields in which null means 0, which turns the feature off, instead of the default."""
 

@@ -89,14 +89,21 @@ def check_model(
 
 
 def _check_described(folder: Path, name: str, stored: Container[str], weight_format: WeightFormat | None) -> None:
-    """Raise ModelError if a missing weight is stored as integers and config.json does not say so."""
+    """Raise ModelError if a missing weight is the head, or is stored as integers and config.json does not say so."""
+    if name in stored:
+        return
     scope = name.removesuffix(".weight")
-    if name not in stored and weight_format is None:
+    if weight_format is None:
         for marker in (f"{scope}.{each}" for each in MARKERS):
             if marker in stored:
                 raise ModelError(
                     f"{folder / 'config.json'}: quantization_config is missing, but the weights have {marker}"
                 )
+    if name == "lm_head.weight":
+        raise ModelError(
+            f"{folder}: tensor {name} is missing and tie_word_embeddings is false: models without a head, such as "
+            "Qwen3-Embedding-8B, are not supported; the 0.6B and 4B sizes are, whose heads are tied"
+        )
 
 
 def _check_tables(folder: Path, config: ModelConfig, max_model_len: int, weight_bytes: int) -> None:

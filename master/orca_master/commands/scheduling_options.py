@@ -8,6 +8,8 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 
 from orca_master.commands.argument_types import count, milliseconds, positive, slots
 
+ADMISSIONS = ("reserve", "paged")
+SCHEDULING_POLICIES = ("fcfs", "priority")
 TARGET_ITL_MILLISECONDS = 200
 """Default with one partition (docs/benchmarks/index.md, "Through HTTP, beside vLLM's server")."""
 
@@ -47,14 +49,14 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--admission",
-        choices=("reserve", "paged"),
+        choices=ADMISSIONS,
         default="reserve",
         help="reserve: allocate K/V slots for all tokens of a request at admission, as in the paper; paged: on demand, "
         "preempting the youngest requests (reserve)",
     )
     parser.add_argument(
         "--scheduling-policy",
-        choices=("fcfs", "priority"),
+        choices=SCHEDULING_POLICIES,
         default="fcfs",
         help="order of requests: by arrival, or by their field priority and waiting time (fcfs)",
     )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import enum
-import math
-import sys
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orca_contract.model_choices import AllReduce, AttentionBackend
 
-from orca_master.errors import ConfigurationError
 from orca_master.scheduling.kv_ledger import LEDGERS, KvLedger
 from orca_master.scheduling.policies import POLICIES
 from orca_master.scheduling.prefix_cache import PrefixCache
@@ -145,20 +141,3 @@ class EngineConfig:
             and self.scheduling_policy == "fcfs",
             looks_ahead=self.lookahead and topology.pipeline_parallel_size == 1,
         )
-
-
-def offline_config(options: Mapping[str, Any]) -> EngineConfig:
-    """Return the configuration of an engine of one program; raise ConfigurationError for an invalid value.
-
-    The program submits all its prompts at once, and has no other server to try: no number of them is refused.
-    """
-    unbounded = {"max_expected_wait": math.inf, "max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
-    config = EngineConfig(**{**unbounded, **options})
-    for name, choices in {"admission": LEDGERS, "scheduling_policy": POLICIES}.items():
-        if (value := getattr(config, name)) not in choices:
-            raise ConfigurationError(f"{name}: {value!r} is not one of {', '.join(choices)}")
-    for name in ("max_batch_size", "token_budget", "kv_slots", "max_queued_requests", "max_queued_tokens"):
-        number = getattr(config, name)
-        if number is not None and not (isinstance(number, int) and number >= 1):
-            raise ConfigurationError(f"{name}: {number!r} is not a whole number of at least 1")
-    return config

@@ -2,7 +2,8 @@
 
 The values come from the endpoint (generation.py copies fields of the same name) and go as `Sampling` of
 protos/engine.proto to the workers (orca_worker/sampling.py). A new parameter needs a field in the request body
-(openai_requests.py), in `SamplingParams` (llm.py), in this class and in that message, and its use in the workers.
+(openai_requests.py), in `SamplingParams` (llm_messages.py), in this class and in that message, and its use in the
+workers.
 """
 
 from __future__ import annotations

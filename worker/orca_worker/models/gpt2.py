@@ -41,6 +41,7 @@ class Gpt2File(ConfigFile):
         self.require("scale_attn_weights", True)
         self.require("scale_attn_by_inverse_layer_idx", False)
         self.require("add_cross_attention", False)
+        self.require("is_causal", True)
         return Gpt2Config(
             family="gpt2",
             num_layers=self.n_layer,

@@ -59,6 +59,7 @@ class LlamaFields(RotaryFile):
     def facts(self, family: str) -> dict[str, Any]:
         """Return the values of `LlamaConfig` that are the same for Llama and its relatives; raise ModelError."""
         self.require(*self.activation)
+        self.require("is_causal", True)
         return {
             "family": family,
             "num_layers": self.num_hidden_layers,
@@ -102,17 +103,19 @@ class LlamaConfig(ModelConfig):
 
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
         """See ModelConfig."""
+        # Checkpoints of the model without a head, such as those of Qwen3-Embedding, have no prefix.
+        root = "" if "embed_tokens.weight" in stored else "model."
         first, last = partition == 0, partition == num_partitions - 1
         vocabulary, hidden = self.vocabulary_size, self.hidden_size
         if first or (last and self.tied_head):
-            yield "model.embed_tokens.weight", (vocabulary, hidden)
+            yield f"{root}embed_tokens.weight", (vocabulary, hidden)
         if last:
-            yield "model.norm.weight", (hidden,)
+            yield f"{root}norm.weight", (hidden,)
             if not self.tied_head:
                 yield "lm_head.weight", (vocabulary, hidden)
         for layer in self.layers_of(partition, num_partitions):
             for name, shape in self.layer_tensors():
-                yield f"model.layers.{layer}.{name}", shape
+                yield f"{root}layers.{layer}.{name}", shape
 
     def layer_tensors(self) -> Iterator[Named]:
         """Yield the tensors of a layer."""
@@ -229,7 +232,8 @@ class LlamaPartition(ModelPartition):
     ) -> None:
         super().__init__(parts)
         assert config.rope is not None
-        scope, spec, vocabulary = parts["model"], parts.spec, config.vocabulary_size
+        scope = parts if "embed_tokens.weight" in parts else parts["model"]
+        spec, vocabulary = parts.spec, config.vocabulary_size
         if spec.first or (spec.last and config.tied_head):
             table = scope.vocabulary_table("embed_tokens", vocabulary, config.hidden_size)
         if spec.first:

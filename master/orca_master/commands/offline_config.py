@@ -1,0 +1,83 @@
+"""`offline_config`: the options of `LLM`, checked by the types of the command line's arguments."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from orca_contract.model_choices import AllReduce, AttentionBackend
+
+from orca_master.commands.argument_types import bound_seconds, count, fraction, positive, slots, stall_seconds
+from orca_master.commands.scheduling_options import ADMISSIONS, SCHEDULING_POLICIES
+from orca_master.engine.config import EngineConfig
+from orca_master.errors import ConfigurationError
+
+
+def _one_of(choices: Collection[str]) -> Callable[[str], str]:
+    def choice(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return choice
+
+
+def _truth(text: str) -> bool:
+    return _one_of(("True", "False"))(text) == "True"
+
+
+TYPES: Mapping[str, Callable[[str], Any]] = {
+    "max_batch_size": positive,
+    "token_budget": positive,
+    "target_itl": bound_seconds,
+    "balanced": _truth,
+    "lookahead": _truth,
+    "prefix_caching": _truth,
+    "speculative_tokens": count,
+    "enforce_eager": _truth,
+    "attention_backend": _one_of(get_args(AttentionBackend)),
+    "all_reduce": _one_of(get_args(AllReduce)),
+    "deterministic": _truth,
+    "admission": _one_of(ADMISSIONS),
+    "scheduling_policy": _one_of(SCHEDULING_POLICIES),
+    "kv_slots": slots,
+    "memory_utilization": fraction,
+    "max_queued_requests": positive,
+    "max_queued_tokens": positive,
+    "max_expected_wait": bound_seconds,
+    "connect_timeout": bound_seconds,
+    "stall_timeout": stall_seconds,
+    "drain_timeout": positive,
+    "iteration_log": Path,
+}
+"""Options: fields of EngineConfig, without those for masters that outlive their workers."""
+MAY_BE_NONE = frozenset(field.name for field in dataclasses.fields(EngineConfig) if field.default is None) | {
+    "token_budget"
+}
+
+
+def offline_config(options: Mapping[str, Any]) -> EngineConfig:
+    """Return the configuration of an engine of one program; raise ConfigurationError for an invalid option.
+
+    The program submits all its prompts at once, and has no other server to try: no number of them is refused.
+    """
+    unbounded = {"max_expected_wait": math.inf, "max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
+    return EngineConfig(**{**unbounded, **{name: _checked(name, value) for name, value in options.items()}})
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return the value of an option; raise ConfigurationError."""
+    if name not in TYPES:
+        raise ConfigurationError(f"{name}: no such option, choose from {', '.join(sorted(TYPES))}")
+    if value is None and name in MAY_BE_NONE:
+        return None
+    whole = isinstance(value, float) and value.is_integer()
+    try:
+        return TYPES[name](str(int(value) if whole else value))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigurationError(f"{name}: {error}") from error

@@ -1,0 +1,157 @@
+"""What the methods of `LLM` take and return, with vLLM's names."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from orca_contract.model_choices import MAX_NAME_LENGTH, adapters_refusal
+from pydantic import ValidationError
+
+from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
+from orca_master.bodies.validation import described
+from orca_master.endpoint.choice_run import Piece
+from orca_master.errors import ConfigurationError, RequestError
+
+
+class PromptDictionary(TypedDict, total=False):
+    """A prompt as text or as token ids; the text beside token ids is only returned."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | PromptDictionary
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters, with the names, meanings and bounds of the HTTP API's fields; None: the default.
+
+    `max_tokens` None: the room that the prompt leaves.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    """Likely tokens beside each sampled one whose log probabilities are returned; None: no log probabilities."""
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    structured_outputs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log probability of a token."""
+
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice of a completion."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: list[dict[int, Logprob]] | None = None
+    """For each token, by token id: those of the likely tokens and of the sampled one. None unless requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The completions of one prompt; `prompt`: its text, None for token ids."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector of length 1."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of one prompt."""
+
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+
+
+def adapter_folders(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[str, Path]:
+    """Return the absolute folders of adapters by name; raise ConfigurationError for a name."""
+    for name in lora_modules:
+        if not 1 <= len(name) <= MAX_NAME_LENGTH or "=" in name:
+            raise ConfigurationError(
+                f"lora_modules: {name[:80]!r} is no name of 1 to {MAX_NAME_LENGTH} characters without ="
+            )
+    if refusal := adapters_refusal([model_name], list(lora_modules)):
+        raise ConfigurationError(f"lora_modules: {refusal}")
+    # Follows no links: the check of the files refuses a cycle of them.
+    return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
+
+
+def text_and_tokens(prompt: Prompt, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
+    """Return a prompt's text, None without one, and its token ids; raise RequestError."""
+    fields: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
+    text: Any = prompt if isinstance(prompt, str) else fields.get("prompt")
+    ids = fields.get("prompt_token_ids") if isinstance(prompt, str | Mapping) else prompt
+    try:
+        if fields.keys() - PromptDictionary.__annotations__.keys() or (text is None and ids is None):
+            raise TypeError
+        return text, encode(text) if ids is None else array("I", ids).tolist()
+    except (TypeError, OverflowError):
+        raise RequestError(
+            "prompts: each is a text, a list of token ids, or a dictionary with prompt or prompt_token_ids", "prompts"
+        ) from None
+
+
+def request_of(sampling: SamplingParams, model: str | None) -> CompletionRequest:
+    """Return a request body with the parameters, checked like a request over HTTP; raise RequestError."""
+    values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
+    values["logit_bias"] = {str(token): bias for token, bias in (sampling.logit_bias or {}).items()}
+    try:
+        return CompletionRequest(prompt=[0], model=model, **values)
+    except ValidationError as error:
+        raise described(error.errors()) from error
+
+
+def chat_of(messages: Sequence[Any], options: Mapping[str, Any]) -> ChatCompletionRequest:
+    """Return a request body with the messages and the variables of the chat template; raise RequestError."""
+    try:
+        return ChatCompletionRequest(messages=messages, chat_template_kwargs=options)
+    except ValidationError as error:
+        raise described(error.errors()) from error
+
+
+def output_of(index: int, pieces: list[Piece]) -> CompletionOutput:
+    """Return a choice from the pieces of its tokens."""
+    logprobs = [
+        dict(zip(found.token, map(Logprob, found.logprob), strict=True)) | {piece.token: Logprob(found.sampled)}
+        for piece in pieces
+        if (found := piece.logprobs) is not None
+    ]
+    text, tokens = "".join(piece.text for piece in pieces), [piece.token for piece in pieces]
+    return CompletionOutput(index, text, tokens, pieces[-1].finish_reason, logprobs or None)

@@ -1,0 +1,66 @@
+"""`LoopThread`: an event loop on a thread of its own, for callers on other threads."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+END_SECONDS = 5.0
+"""Longest wait for the end of the thread."""
+
+
+class LoopThread:
+    """`reason`: message of the RuntimeError for callers after `refuse`."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._reason = reason
+        self._refuses = False
+        self._submitting = threading.Lock()
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`; raise RuntimeError after `refuse`, or if `close` cancels it."""
+        with self._submitting:  # a loop that has ended would never run it
+            try:
+                self.check()
+            except RuntimeError:
+                work.close()
+                raise
+            running = self.submit(work)
+        try:
+            return running.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(self._reason) from None
+        except BaseException:  # also of this thread alone, such as KeyboardInterrupt
+            running.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start `work`, also after `refuse`."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def check(self) -> None:
+        """Raise RuntimeError after `refuse`."""
+        if self._refuses:
+            raise RuntimeError(self._reason)
+
+    def refuse(self) -> None:
+        """Let `run` accept no more work."""
+        with self._submitting:
+            self._refuses = True
+
+    def close(self) -> None:
+        """Cancel the work that is left, and end the thread. Once, after `refuse`."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_SECONDS)
+
+    def _serve(self) -> None:
+        with self._runner:  # whose end cancels what still runs, and closes the loop
+            self._loop.run_forever()

@@ -1,0 +1,124 @@
+"""What the methods of `LLM` take and return, against an engine with a scripted answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from orca_master.endpoint.choice_run import Piece
+from orca_master.errors import RequestError
+from orca_master.llm import CLOSED, LLM
+from orca_master.llm_messages import Logprob, SamplingParams, output_of
+from orca_master.loop_thread import LoopThread
+from orca_protos import engine_pb2 as pb
+from support.scripted_engine import END, Scripted, make_model
+
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ mark }} {% endfor %}"
+
+
+@pytest.fixture
+def scripted(tmp_path) -> Scripted:
+    return Scripted(make_model(tmp_path, TEMPLATE), f"four{END}")
+
+
+@pytest.fixture
+def llm(scripted) -> Iterator[Any]:
+    made: Any = object.__new__(LLM)
+    made._loop = LoopThread("llm", CLOSED)
+    made._stack = contextlib.ExitStack()
+    made._stack.callback(made._loop.close)
+    made._stack.callback(lambda: made._loop.submit(scripted.template.__aexit__(None, None, None)).result())
+    made._endpoint = scripted.endpoint
+    yield made
+    made.close()
+
+
+def test_the_first_example_of_vllm(llm):
+    prompts = ["Hello", "The future"]
+    outputs = llm.generate(prompts, sampling_params=SamplingParams(temperature=0.8, top_p=0.95, logit_bias=None))
+    assert [(output.prompt, output.outputs[0].text) for output in outputs] == [(prompt, "four") for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("ab", "ab"),
+        ({"prompt": "ab"}, "ab"),
+        ([[65, 66]], None),
+        ([(65, 66)], None),
+        ([{"prompt_token_ids": [65, 66]}], None),
+        ({"prompt_token_ids": [65, 66], "prompt": "AB"}, "AB"),
+    ],
+)
+def test_forms_of_a_prompt(prompt, text, llm, scripted):
+    [output] = llm.generate(prompt)
+    tokens = scripted.codec.encode("ab") if text == "ab" else [65, 66]
+    assert (output.prompt, output.prompt_token_ids) == (text, tokens)
+    assert list(scripted.engine.submissions[0].prompt) == tokens
+
+
+@pytest.mark.parametrize("prompt", [1, 1.5, None, [1.5], [-1], {}, {"prompt": None}, {"prompt": "a", "image": "b"}])
+def test_what_is_no_prompt_is_refused(prompt, llm, scripted):
+    with pytest.raises(RequestError, match=r"^prompts: each is a text, a list of token ids, or a dictionary with"):
+        llm.generate(["a", prompt])
+    assert not scripted.engine.submissions
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "most"),
+    [("abc", 7, 7), ("abc", None, 9997), ("abcdef", None, 9994), ("a" * 10_000, None, 1)],
+)
+def test_without_a_limit_an_answer_has_the_room_after_the_prompt(prompt, max_tokens, most, llm, scripted):
+    assert scripted.engine.status.longest == 10_000
+    llm.generate(prompt, SamplingParams(max_tokens=max_tokens))
+    assert scripted.engine.submissions[0].max_gen_tokens == most
+
+
+def test_parameters_for_each_prompt(llm):
+    with pytest.raises(RequestError, match=r"^sampling_params: 0 for 2 prompts$"):
+        llm.generate(["a", "b"], [])
+    with pytest.raises(RequestError, match=r"^temperature: "):
+        llm.generate(["a", "b"], [SamplingParams(), SamplingParams(temperature=3)])
+
+
+def test_log_probabilities_are_requested_and_returned_by_token(llm, scripted):
+    llm.generate("a", SamplingParams(logprobs=2))
+    assert scripted.engine.submissions[0].sampling.logprobs == 2
+    found = pb.Logprobs(sampled=-2.0, token=[4, 7], logprob=[-0.5, -1.0])
+    output = output_of(0, [Piece(0, "x", 9, found, None), Piece(0, "y", 4, found, "length")])
+    assert output.logprobs == [
+        {4: Logprob(-0.5), 7: Logprob(-1.0), 9: Logprob(-2.0)},
+        {4: Logprob(-2.0), 7: Logprob(-1.0)},
+    ]
+    assert output_of(0, [Piece(0, "x", 9, None, "stop")]).logprobs is None
+
+
+def test_a_chat_is_rendered_by_the_template(llm, scripted):
+    conversation = [{"role": "user", "content": "two"}, {"role": "user", "content": "and two"}]
+    [output] = llm.chat(conversation, SamplingParams(max_tokens=9))
+    assert (output.prompt, output.outputs[0].text) == ("user: two user: and two ", "four")
+    assert (scripted.prompt, scripted.engine.submissions[0].max_gen_tokens) == (output.prompt, 9)
+    outputs = llm.chat([conversation[:1], conversation[1:]], chat_template_kwargs={"mark": "?"})
+    assert [output.prompt for output in outputs] == ["user: two? ", "user: and two? "]
+    for messages in ([[]], [[{"content": "x"}]], [3]):
+        with pytest.raises(RequestError, match=r"^messages"):
+            llm.chat(messages)
+
+
+def test_embeddings_have_length_1(llm, scripted):
+    outputs = llm.embed(["a", {"prompt_token_ids": [66, 67]}])
+    assert [output.outputs.embedding for output in outputs] == [pytest.approx([0.6, 0.8])] * 2
+    assert [output.prompt_token_ids for output in outputs] == [scripted.codec.encode("a"), [66, 67]]
+    assert [submission.pooling for submission in scripted.engine.submissions] == ["last", "last"]
+    assert llm.embed([]) == []
+    with pytest.raises(RequestError, match=r"^model: 'other' is not loaded, choose from 'scripted'$"):
+        llm.embed("a", model="other")
+
+
+def test_a_closed_llm_says_so(llm):
+    llm.close()
+    for use in (llm.generate, llm.embed, lambda text: llm.chat([{"role": "user", "content": text}])):
+        with pytest.raises(RuntimeError, match=r"^the LLM is closed$"):
+            use("a")

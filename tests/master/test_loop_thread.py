@@ -1,0 +1,54 @@
+"""`LoopThread`: results for other threads, and an end that leaves none of them waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from orca_master.loop_thread import LoopThread
+
+
+async def answer() -> str:
+    return "an answer"
+
+
+def test_nobody_waits_for_a_loop_that_has_ended():
+    loop = LoopThread("test", "it is closed")
+    begun, errors = threading.Event(), []
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def other_thread() -> None:
+        try:
+            loop.run(wait())
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    assert loop.run(answer()) == "an answer"
+    thread = threading.Thread(target=other_thread, daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    loop.refuse()
+    with pytest.raises(RuntimeError, match=r"^it is closed$"):
+        loop.run(answer())
+    assert loop.submit(answer()).result(30) == "an answer", "work of the end itself"
+    loop.close()
+    thread.join(30)
+    assert errors == ["it is closed"]
+    with pytest.raises(RuntimeError, match=r"^it is closed$"):
+        loop.run(answer())
+
+
+def test_the_error_of_the_work_is_raised():
+    loop = LoopThread("test", "it is closed")
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        loop.run(fail())
+    loop.refuse()
+    loop.close()

@@ -1,0 +1,68 @@
+"""Options of `LLM`: the bounds of the command line, and fields of EngineConfig that are none."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from orca_master.commands.offline_config import TYPES, offline_config
+from orca_master.engine.config import EngineConfig
+from orca_master.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("memory_utilization", 90, "'90' is not a number above 0 and up to 1"),
+        ("speculative_tokens", -3, "'-3' is not a whole number of at least 0"),
+        ("target_itl", "x", "'x' is not a number of seconds above 0"),
+        ("max_batch_size", 0, "'0' is not a whole number from 1 to 2147483647"),
+        ("max_batch_size", True, "'True' is not a whole number"),
+        ("max_batch_size", None, "'None' is not a whole number"),
+        ("kv_slots", 16.5, "'16.5' is not a whole number"),
+        ("kv_slots", 15, "15 is less than one block of 16 slots"),
+        ("stall_timeout", float("inf"), "'inf' is not a whole number"),
+        ("deterministic", "off", "'off' is not one of True, False"),
+        ("prefix_caching", None, "'None' is not one of True, False"),
+        ("admission", "pagd", "'pagd' is not one of reserve, paged"),
+        ("scheduling_policy", "lifo", "'lifo' is not one of fcfs"),
+        ("attention_backend", "fast", "'fast' is not one of auto, orca"),
+        ("all_reduce", None, "'None' is not one of library"),
+        ("gpu_memory_utilization", 0.5, "no such option, choose from .*, memory_utilization, "),
+        ("worker_owner", "engine", "no such option"),
+    ],
+)
+def test_a_value_beyond_the_bounds_is_named(name, value, words):
+    with pytest.raises(ConfigurationError, match=f"^{name}: {words}"):
+        offline_config({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory_utilization", 1),
+        ("target_itl", 0.05),
+        ("target_itl", None),
+        ("token_budget", None),
+        ("kv_slots", None),
+        ("stall_timeout", 60.0),
+        ("max_queued_requests", 5),
+        ("deterministic", True),
+        ("enforce_eager", False),
+        ("iteration_log", Path("a") / "b"),
+        ("admission", "paged"),
+    ],
+)
+def test_values_within_the_bounds(name, value):
+    assert getattr(offline_config({name: value}), name) == value
+
+
+def test_options_are_fields_and_accept_their_own_defaults():
+    defaults = {field.name: field.default for field in fields(EngineConfig) if field.name in TYPES}
+    assert defaults.keys() == TYPES.keys()
+    assert offline_config(defaults) == EngineConfig()
+
+
+def test_no_number_of_prompts_is_refused_unless_the_program_says_so():
+    assert min(offline_config({}).max_queued_requests, offline_config({}).max_queued_tokens) > 10**12
