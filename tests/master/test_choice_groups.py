@@ -11,6 +11,7 @@ from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.messages import Choices, Submission
 from orca_master.errors import QueueFullError, RequestError
+from orca_master.scheduling.prefix_cache import block_keys
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
 from support.fake_engine import Engine, play, topology
@@ -101,6 +102,30 @@ def test_a_choice_that_turns_out_not_to_fit_ends_while_its_request_is_incomplete
         assert len(await made.collect(4)) == 4
 
     play(lambda: Engine(topology("a"), replace(CONFIG, max_queued_tokens=1000)), scene)
+
+
+def test_choices_of_a_prompt_are_hashed_once_and_those_of_others_not_with_them():
+    """Three prompts of 40 tokens, two choices each, and two choices that differ from the one before."""
+
+    async def scene(made: Engine) -> None:
+        await busy(made, 0)
+        choices = Choices("g", 8, 8 * 44)
+        submissions = [
+            replace(made.submission(f"g-{index}", (index // 2,) * 40, 4), choices=choices) for index in range(6)
+        ]
+        submissions.append(replace(submissions[-1], request_id="g-6", cache_salt="other"))
+        submissions.append(replace(submissions[-1], request_id="g-7", prompt=[2] * 40))
+        for submission in submissions:
+            made.engine.submit(submission)
+        pool = list(made.engine.pool)
+        keys = [block_keys(request, 2) for request in pool]
+        assert all(keys[index] is keys[index + 1] for index in (0, 2, 4))
+        assert len({id(entry) for entry in keys}) == 5
+        assert all(pool[index].prompt is pool[index + 1].prompt for index in (0, 2, 4))
+        assert keys == [block_keys(Request("", 0, r.prompt, 4, cache_salt=r.cache_salt), 2) for r in pool]
+
+    config = replace(CONFIG, max_queued_requests=10, max_queued_tokens=1000)
+    play(lambda: Engine(topology("a"), config), scene)
 
 
 def test_reserved_tokens_count_like_those_of_waiting_requests():

@@ -95,6 +95,8 @@ class LiveRequests:
         # The log probabilities of a resumed request's prompt came with its first token.
         if submission.generated or submission.pooling == "last":
             request.num_positions_read = len(request.prompt) - 1
+        if submission.choices is not None and submission.generated is None:
+            self._incomplete.share_prompt(request, submission.choices)
         check_encodes(request)
         self._check(request)
         request.drafter = self._drafter(submission)

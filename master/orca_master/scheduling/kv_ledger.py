@@ -108,18 +108,9 @@ class KvLedger:
 
     def cached_blocks(self, request: Request) -> list[int]:
         """Return the first blocks of a waiting request that are in the prefix cache, at most `shareable_blocks`."""
-        blocks: list[int] = []
         if self.prefix_cache is None:
-            return blocks
-        keys = block_keys(request, 0)
-        for index in range(shareable_blocks(request)):
-            if index == len(keys):  # one by one: only as many as the cache has
-                block_keys(request, index + 1)
-            block = self.prefix_cache.find(keys[index])
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+            return []
+        return self.prefix_cache.find_prefix(request, shareable_blocks(request))
 
     def can_finish(self, request: Request) -> bool:
         """Return True if the pipeline has blocks for all tokens of `request`; another pipeline may be larger."""

@@ -102,8 +102,10 @@ class Room:
         count, most = len(cached), shareable_blocks(request)
         while self._computed and count < most and block_keys(request, count + 1)[count] in self._computed:
             count += 1
-        unused = (block for block in cached if cache.is_unused(block) or block in self._freed)
-        num_free = sum(block not in self._shared for block in unused)
+        free = cache.unused_among(cached)
+        if self._freed:
+            free |= self._freed.intersection(cached)
+        num_free = len(free - self._shared)
         waits = (
             bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
         )
