@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,8 @@ def test_the_draft_is_the_latest_continuation(tokens, most):
         lookup.append(token)
     lookup.acceptance = 0.9
     assert lookup.draft(LOW, most) == expected(tokens, most)
-    assert PromptLookup(tokens).draft(LOW, most) == expected(tokens, most)
+    for prompt, generated in ((tokens, ()), (array("I", tokens), ()), (tokens[:2], tokens[2:])):
+        assert PromptLookup(prompt, generated).draft(LOW, most) == expected(tokens, most)
 
 
 @pytest.mark.parametrize("tokens", [[], [7], [7, 7], [7, 7, 7]])

@@ -33,8 +33,9 @@ class PromptLookup:
 
     reads_history = False
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._bytes = bytearray(array("I", tokens).tobytes())
+    def __init__(self, prompt: Sequence[int], generated: Sequence[int] = ()) -> None:
+        """Arrays of the type "I", as prompts are, are copied at once, others token by token."""
+        self._bytes = bytearray(array("I", prompt).tobytes() + array("I", generated).tobytes())
         self.acceptance = FIRST_ACCEPTANCE
         """Share of the latest guesses that were right, a moving average."""
         self._start: int | None = None
