@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,10 +11,12 @@ from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.messages import Choices, Submission
 from orca_master.errors import QueueFullError, RequestError
+from orca_master.scheduling.prefix_cache import block_keys
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.sampling_parameters import SamplingParameters
 from support.fake_engine import Engine, play, topology
-from support.fake_workers import continuation
+from support.fake_workers import VOCABULARY, continuation
 
 CONFIG = EngineConfig(max_batch_size=1, max_queued_requests=4, max_queued_tokens=100)
 
@@ -101,6 +103,71 @@ def test_a_choice_that_turns_out_not_to_fit_ends_while_its_request_is_incomplete
         assert len(await made.collect(4)) == 4
 
     play(lambda: Engine(topology("a"), replace(CONFIG, max_queued_tokens=1000)), scene)
+
+
+def test_choices_of_a_prompt_are_hashed_once_and_those_of_others_not_with_them():
+    """Three prompts of 40 tokens, two choices each, and two choices that differ from the one before."""
+
+    async def scene(made: Engine) -> None:
+        await busy(made, 0)
+        choices = Choices("g", 8, 8 * 44)
+        submissions = [
+            replace(made.submission(f"g-{index}", (index // 2,) * 40, 4), choices=choices) for index in range(6)
+        ]
+        submissions.append(replace(submissions[-1], request_id="g-6", cache_salt="other"))
+        submissions.append(replace(submissions[-1], request_id="g-7", prompt=[2] * 40))
+        for submission in submissions:
+            made.engine.submit(submission)
+        pool = list(made.engine.pool)
+        keys = [block_keys(request, 2) for request in pool]
+        assert all(keys[index] is keys[index + 1] for index in (0, 2, 4))
+        assert len({id(entry) for entry in keys}) == 5
+        assert all(pool[index].prompt is pool[index + 1].prompt for index in (0, 2, 4))
+        assert keys == [block_keys(Request("", 0, r.prompt, 4, cache_salt=r.cache_salt), 2) for r in pool]
+
+    config = replace(CONFIG, max_queued_requests=10, max_queued_tokens=1000)
+    play(lambda: Engine(topology("a"), config), scene)
+
+
+class CountedPrompt(tuple[int, ...]):
+    """Counts how often all tokens are looked at."""
+
+    num_looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_looks += 1
+        return super().__iter__()
+
+
+def test_the_tokens_of_a_prompt_are_checked_once_for_all_of_its_choices():
+    """What can differ from choice to choice is checked for each: other prompts, and parameters."""
+
+    async def scene(made: Engine) -> None:
+        await busy(made, 0)
+        prompt = CountedPrompt((3,))
+        submissions = [replace(entry, prompt=prompt) for entry in choices_of(made, "group", 3)]
+        made.engine.submit(submissions[0])
+        num_looks = prompt.num_looks
+        made.engine.submit(submissions[1])
+        assert 0 < num_looks == prompt.num_looks
+        with pytest.raises(RequestError, match=f"prompt: token id {VOCABULARY} is not between"):
+            made.engine.submit(replace(submissions[2], prompt=(3, VOCABULARY)))
+        bias = SamplingParameters(logit_bias=((VOCABULARY, 1.0),))
+        with pytest.raises(RequestError, match=f"logit_bias: token id {VOCABULARY} is not between"):
+            made.engine.submit(replace(submissions[2], sampling=bias))
+        with pytest.raises(RequestError, match="out of range"):
+            made.engine.submit(replace(submissions[2], sampling=SamplingParameters(top_k=-1)))
+
+    play(lambda: Engine(topology("a"), CONFIG), scene)
+
+
+def test_tokens_that_no_message_can_hold_are_refused_before_the_vocabulary_is_known():
+    async def scene(made: Engine) -> None:
+        for prompt in ((2**32,), (-1,)):
+            with pytest.raises(RequestError, match="a number of this request is out of range"):
+                made.submit("hostile", prompt, 4)
+
+    play(lambda: Engine(topology("a"), CONFIG), scene)
 
 
 def test_reserved_tokens_count_like_those_of_waiting_requests():

@@ -23,6 +23,7 @@ from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
+from support.freed_blocks import blocks_freed_by
 
 CLASSES = st.sampled_from(ServiceClass)
 shapes = st.lists(
@@ -102,7 +103,7 @@ class Run:
         ledger = self.scheduler.ledger(pipeline)
         admitted = self.scheduler._pipelines[pipeline].admitted
         waiting = [entry for entry in self.scheduler.pool if ledger.can_finish(entry)]
-        held = ledger.blocks_freed_by(entry for entry in admitted if entry.service_class is ServiceClass.BATCH)
+        held = blocks_freed_by(ledger, [entry for entry in admitted if entry.service_class is ServiceClass.BATCH])
         if waiting and waiting[0].service_class is ServiceClass.INTERACTIVE:
             assert ledger.blocks_of(waiting[0]) > ledger.num_free_blocks + len(held), "it waits for interactive ones"
 

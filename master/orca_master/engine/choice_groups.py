@@ -39,6 +39,17 @@ class ChoiceGroups:
         """Return True if a choice of this request has arrived."""
         return choices.group_id in self._groups
 
+    def share_prompt(self, request: Request, choices: Choices) -> None:
+        """Give a choice the prompt of the choice before it, and the keys of its blocks, if both have the same.
+
+        A prompt of a client's `n` choices is checked and hashed once, not once for each of them.
+        """
+        group = self._groups.get(choices.group_id)
+        last = group.requests[-1] if group is not None else request
+        if (last.adapter, last.cache_salt, last.prompt) == (request.adapter, request.cache_salt, request.prompt):
+            request.prompt, request.block_keys = last.prompt, last.block_keys
+            request.checked_prompt = last.checked_vocabulary
+
     def add(self, request: Request, choices: Choices) -> list[Request]:
         """Add a choice; if it is the last, put all into the pool and return them, else return an empty list.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.wire import PENDING_TOKEN
@@ -71,12 +72,24 @@ def _add_positions(iteration: pb.Iteration, scheduled: ScheduledRequest) -> None
 def check_encodes(request: Request) -> None:
     """Raise RequestError for a request with a number that its protobuf field cannot hold.
 
-    Called before admission, because encoding a batch with such a request would fail the whole batch.
+    Called before admission, because encoding a batch with such a request would fail the whole batch. Its tokens are
+    checked by `check_tokens_encode`.
     """
-    try:
+    with _out_of_range():
         _fill(pb.Admission(), request)
+
+
+def check_tokens_encode(request: Request) -> None:
+    """Raise RequestError for a request with a token that the protobuf field cannot hold; slow for long prompts."""
+    with _out_of_range():
         pb.Iteration(token=request.prompt)
         pb.Iteration(token=request.generated)
+
+
+@contextmanager
+def _out_of_range() -> Iterator[None]:
+    try:
+        yield
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"a number of this request is out of range: {error}") from error
 

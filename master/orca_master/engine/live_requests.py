@@ -11,7 +11,7 @@ from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.admission import Admission
 from orca_master.engine.choice_groups import ChoiceGroups
-from orca_master.engine.iteration_message import check_encodes
+from orca_master.engine.iteration_message import check_encodes, check_tokens_encode
 from orca_master.engine.messages import EngineObserver, Output, Submission
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
@@ -95,8 +95,12 @@ class LiveRequests:
         # The log probabilities of a resumed request's prompt came with its first token.
         if submission.generated or submission.pooling == "last":
             request.num_positions_read = len(request.prompt) - 1
+        if submission.choices is not None and submission.generated is None:
+            self._incomplete.share_prompt(request, submission.choices)
         check_encodes(request)
         self._check(request)
+        if not request.checked_vocabulary:  # otherwise the tokens have been compared with its size
+            check_tokens_encode(request)
         request.drafter = self._drafter(submission)
         request.num_expected_cached = most_cached(self._scheduler.ledgers, request)
         waiting, choices = [request], submission.choices
@@ -245,7 +249,7 @@ class LiveRequests:
         if config.has_draft_model:
             num_generated = len(submission.generated or ())
             return ModelDrafts(self._guesses, len(submission.prompt) + num_generated, num_generated)
-        return PromptLookup([*submission.prompt, *(submission.generated or ())])
+        return PromptLookup(submission.prompt, submission.generated or ())
 
     def _note_end(self, request: Request) -> None:
         self._admission.expected_wait.note_end(request)

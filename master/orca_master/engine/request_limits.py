@@ -93,7 +93,8 @@ def check_values(request: Request, vocabulary_size: int) -> None:
     for all requests.
     """
     sampling = request.sampling
-    _check_tokens("prompt", request.prompt, vocabulary_size)
+    if request.checked_prompt != vocabulary_size:
+        _check_tokens("prompt", request.prompt, vocabulary_size)
     _check_tokens("generated", request.generated, vocabulary_size)
     _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocabulary_size)
     if sampling.min_tokens:  # only then are the stop tokens sent to the workers

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -108,18 +108,9 @@ class KvLedger:
 
     def cached_blocks(self, request: Request) -> list[int]:
         """Return the first blocks of a waiting request that are in the prefix cache, at most `shareable_blocks`."""
-        blocks: list[int] = []
         if self.prefix_cache is None:
-            return blocks
-        keys = block_keys(request, 0)
-        for index in range(shareable_blocks(request)):
-            if index == len(keys):  # one by one: only as many as the cache has
-                block_keys(request, index + 1)
-            block = self.prefix_cache.find(keys[index])
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+            return []
+        return self.prefix_cache.find_prefix(request, shareable_blocks(request))
 
     def can_finish(self, request: Request) -> bool:
         """Return True if the pipeline has blocks for all tokens of `request`; another pipeline may be larger."""
@@ -198,10 +189,14 @@ class KvLedger:
         """Return the holding of `request`; raise KeyError if `request` has none."""
         return self._holdings[request.request_id]
 
-    def blocks_freed_by(self, requests: Iterable[Request]) -> set[int]:
-        """Return the blocks that only these requests hold."""
-        released = Counter(block for request in requests for block in self.holding(request).blocks)
-        return {block for block, count in released.items() if count == self._num_holders[block]}
+    def count_freed(self, request: Request, held: Counter[int]) -> set[int]:
+        """Add the blocks of `request` to `held`, which counts those of other requests.
+
+        Return those of them that no request holds which is not counted: releasing all counted requests frees them.
+        """
+        blocks = self.holding(request).blocks
+        held.update(blocks)
+        return {block for block in blocks if held[block] == self._num_holders[block]}
 
     def release(self, request: Request) -> None:
         """Free the row of `request` and the blocks that no other holds; raise KeyError if `request` has none.

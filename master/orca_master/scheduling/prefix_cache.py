@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -45,6 +47,8 @@ class PrefixCache:
         self._keys: dict[int, bytes] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()  # the first key of a dict costs its deleted keys
         """Least recently used first."""
+        self._walk: tuple[list[bytes], list[int]] = ([], [])
+        """Keys and blocks of the prefix found last, which requests that wait with it ask for in each selection."""
 
     @property
     def num_unused(self) -> int:
@@ -55,9 +59,28 @@ class PrefixCache:
         """Return the block with the content of this key, None if there is none."""
         return self._blocks.get(key)
 
-    def is_unused(self, block: int) -> bool:
-        """Return True if no request holds this block and it has a content."""
-        return block in self._unused
+    def find_prefix(self, request: Request, most: int) -> list[int]:
+        """Return the blocks with the contents of a request's first blocks, at most `most`.
+
+        Keys are computed one by one: only as many as the cache has.
+        """
+        keys, (known, found) = request.block_keys, self._walk
+        # A key depends on those before it: two lists differ from the first different key on.
+        num_known = bisect_left(range(min(most, len(keys), len(found))), True, key=lambda i: keys[i] != known[i])
+        blocks = found[:num_known]
+        while len(blocks) < most:
+            keys = block_keys(request, len(blocks) + 1)
+            block = self.find(keys[len(blocks)])
+            if block is None:
+                break
+            blocks.append(block)
+        if len(blocks) > num_known:
+            self._walk = (keys, list(blocks))
+        return blocks
+
+    def unused_among(self, blocks: Sequence[int]) -> set[int]:
+        """Return those of these blocks, which have a content, that no request holds."""
+        return set(filter(self._unused.__contains__, blocks))
 
     def put(self, key: bytes, block: int) -> int | None:
         """Note the content of a block that a request holds; return the unused block that had the same content.
@@ -70,6 +93,7 @@ class PrefixCache:
             return None
         if other is not None:
             del self._unused[other], self._keys[other]
+            self._walk = ([], [])
         self._blocks[key], self._keys[block] = block, key
         return other
 
@@ -93,6 +117,7 @@ class PrefixCache:
         """Forget the content of the least recently used block, and return the block. Raises StopIteration if none."""
         block = next(iter(self._unused))
         del self._unused[block], self._blocks[self._keys.pop(block)]
+        self._walk = ([], [])
         self.use.num_evictions += 1
         return block
 
@@ -100,12 +125,17 @@ class PrefixCache:
 def block_keys(request: Request, count: int) -> list[bytes]:
     """Return the keys of at least the first `count` blocks of a request, whose tokens must be known.
 
-    Always the same list, `Request.block_keys`, which later calls extend.
+    This is the list `Request.block_keys`. Choices of one request share the list as far as their prompt fills blocks.
     """
     keys = request.block_keys
     while len(keys) < count:
-        first = f"{request.adapter} {request.cache_salt}".encode()
-        parent = keys[-1] if keys else hashlib.blake2b(first, digest_size=KEY_BYTES).digest()
+        if len(keys) == len(request.prompt) // BLOCK_SIZE:
+            keys = request.block_keys = list(keys)
+        parent = keys[-1] if keys else _digest(f"{request.adapter} {request.cache_salt}".encode())
         tokens = array("I", request.tokens(len(keys) * BLOCK_SIZE, BLOCK_SIZE))
-        keys.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest())
+        keys.append(_digest(parent + tokens.tobytes()))
     return keys
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=KEY_BYTES).digest()

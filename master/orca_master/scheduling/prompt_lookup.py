@@ -5,7 +5,8 @@ have occurred before, in the prompt or in the answer, the tokens that followed t
 decoding, Saxena, 2023: https://github.com/apoorvumang/prompt-lookup-decoding). No second model is needed.
 
 Each lookup also guesses the next token, whether a draft is computed or not, so `acceptance` is known before the first
-draft and falls where the text stops copying.
+draft and falls where the text stops copying. After a right guess the same place goes on; otherwise the latest place is
+searched. A search reads the whole context, so in a long one only every so many tokens pay for a search.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ NGRAM = 3
 WEIGHT = 1 / 8
 """Weight of the latest guess in `acceptance`."""
 FIRST_ACCEPTANCE = 0.5
+SEARCHED_BYTES = 2**16
+"""Bytes that a token without a right guess pays for: a context of 16,384 tokens is searched after each of them, one of
+131,072 tokens after every eighth."""
 MOST_PLACES = 64
 """Places among the bytes of the tokens that one lookup examines: only each fourth is the begin of a token."""
 _SIZE = 4
@@ -33,12 +37,15 @@ class PromptLookup:
 
     reads_history = False
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._bytes = bytearray(array("I", tokens).tobytes())
+    def __init__(self, prompt: Sequence[int], generated: Sequence[int] = ()) -> None:
+        """Arrays of the type "I", as prompts are, are copied at once, others token by token."""
+        self._bytes = bytearray(array("I", prompt).tobytes() + array("I", generated).tobytes())
         self.acceptance = FIRST_ACCEPTANCE
         """Share of the latest guesses that were right, a moving average."""
         self._start: int | None = None
-        """Byte at which the continuation begins; None if the last tokens have not occurred before."""
+        """Byte at which the continuation begins; None if no search has found one for the last tokens."""
+        self._paid_bytes = 0
+        """Bytes that tokens have paid for since the last search."""
         self._look_up()
 
     def append(self, token: int) -> None:
@@ -47,8 +54,13 @@ class PromptLookup:
         if self._start is not None:
             right = self._bytes[self._start : self._start + _SIZE] == code
             self.acceptance = min(MOST_ACCEPTANCE, self.acceptance + WEIGHT * (right - self.acceptance))
+            self._start = self._start + _SIZE if right else None
         self._bytes += code
-        self._look_up()
+        if self._start is None:
+            self._paid_bytes += SEARCHED_BYTES
+            if self._paid_bytes >= len(self._bytes):
+                self._paid_bytes = 0
+                self._look_up()
 
     def draft(self, threshold: float, most: int) -> tuple[int, ...]:
         """See Drafter.
@@ -84,7 +96,7 @@ class PromptLookup:
         """Find the latest earlier occurrence of the last NGRAM tokens."""
         size = len(self._bytes)
         last = bytes(self._bytes[-NGRAM * _SIZE :])
-        end, self._start = size - _SIZE, None
+        end = size - _SIZE
         for _ in range(MOST_PLACES if size > len(last) else 0):
             place = self._bytes.rfind(last, 0, end)
             if place < 0:

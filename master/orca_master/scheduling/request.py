@@ -106,6 +106,8 @@ class Request:
     """First positions of the prompt whose results have returned, or are not wanted (`num_positions`)."""
     checked_vocabulary: int = 0
     """Size of the vocabulary for which the request's values have been checked (request_limits.py)."""
+    checked_prompt: int = 0
+    """Size of the vocabulary for which the prompt has been checked as that of another choice; 0: it has not."""
     num_expected_cached: int = 0
     """Prompt tokens in the prefix cache of some pipeline at the arrival; the expected wait does not count them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,8 @@ class Room:
     num_prompt_logprobs: int = 0
     """Remaining tokens of prompts with log probabilities."""
     preempted: list[Request] = field(default_factory=list)
+    _held: Counter[int] = field(default_factory=Counter)
+    """How many of the preempted requests hold each block."""
     _freed: set[int] = field(default_factory=set)
     """Blocks that only preempted requests hold."""
     _shared: set[int] = field(default_factory=set)
@@ -99,8 +102,10 @@ class Room:
         count, most = len(cached), shareable_blocks(request)
         while self._computed and count < most and block_keys(request, count + 1)[count] in self._computed:
             count += 1
-        unused = (block for block in cached if cache.is_unused(block) or block in self._freed)
-        num_free = sum(block not in self._shared for block in unused)
+        free = cache.unused_among(cached)
+        if self._freed:
+            free |= self._freed.intersection(cached)
+        num_free = len(free - self._shared)
         waits = (
             bool(self.being_computed) and count < most and block_keys(request, count + 1)[count] in self.being_computed
         )
@@ -199,16 +204,19 @@ class Room:
         `cached`: blocks of theirs that are not free because the request that needs blocks shares them.
         """
         victims, num_free = list(self.preempted), self.num_blocks
-        freed_before = len(self._freed.difference(self._shared, cached))
+        held, shared = self._held, self._shared
         for victim in reversed(admitted):
             if num_free >= num_blocks or is_kept(victim):
                 break
-            if victim not in victims:
-                victims.append(victim)
-                freed = self.ledger.blocks_freed_by(victims).difference(self._shared, cached)
-                num_free = self.num_blocks + len(freed) - freed_before
+            if victim in self.preempted:
+                continue
+            if len(victims) == len(self.preempted):  # copied only if there is a further victim: mostly there is none
+                held, shared = self._held.copy(), self._shared.union(cached)
+            victims.append(victim)
+            num_free += len(self.ledger.count_freed(victim, held) - shared)
         return victims, num_free
 
     def _preempt(self, victims: list[Request], num_free: int) -> None:
+        for victim in victims[len(self.preempted) :]:
+            self._freed |= self.ledger.count_freed(victim, self._held)
         self.preempted, self.num_blocks = victims, num_free
-        self._freed = self.ledger.blocks_freed_by(victims)
