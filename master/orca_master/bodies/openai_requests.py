@@ -205,6 +205,11 @@ class ChatMessage(Body):
         return self.content or ""
 
     @property
+    def num_entries(self) -> int:
+        """Number of parts of the content, one for a text, and of calls."""
+        return (len(self.content) if isinstance(self.content, list) else 1) + len(self.tool_calls)
+
+    @property
     def num_characters(self) -> int:
         """Characters of all texts."""
         arguments = sum(len(call.function.arguments) for call in self.tool_calls)

@@ -157,14 +157,14 @@ class CompletionFormat:
         return self._offsets[index]
 
 
-async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
+async def token_prompts(body: CompletionRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
     """Return the prompts as token ids; raise RequestError without a tokenizer."""
     if isinstance(body.prompt, str):
-        return [await endpoint.encode(body.prompt, "prompt")]
+        return [await endpoint.encode(body.prompt, "prompt", owner)]
     if isinstance(body.prompt[0], int):
         return [cast("Sequence[int]", body.prompt)]
     return [
-        await endpoint.encode(prompt, "prompt") if isinstance(prompt, str) else cast("Sequence[int]", prompt)
+        await endpoint.encode(prompt, "prompt", owner) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         for prompt in body.prompt
     ]
 
@@ -176,7 +176,7 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Generate text that continues a prompt."""
         endpoint.check(body.model, owner_of(request))
-        prompts = await token_prompts(body, endpoint)
+        prompts = await token_prompts(body, endpoint, owner_of(request))
         timeout = requested_timeout(request.headers)
         generation = endpoint.generator.prepare(
             "cmpl-", body, prompts, body.max_tokens, body.logprobs, timeout, owner_of(request)
