@@ -19,7 +19,7 @@ from orca_master.bodies.body_process import LENGTHS
 from orca_master.bodies.bounded_turns import ANYONE, Caller
 from orca_master.bodies.lengths import MAX_CHARACTERS, Lengths
 from orca_master.bodies.validation import check_body
-from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, EngineUnavailableError, QueueFullError, RequestError
 
 CONTEXT = 60_000
 LONG = "a\ud800é😀 " * (SMALL_BYTES // 5)
@@ -84,20 +84,22 @@ def test_values_are_the_same_as_on_the_event_loop():
 
 def test_errors_are_the_same_as_on_the_event_loop():
     async def play(checker: BodyChecker) -> None:
-        for kind, body in (
-            ("completion", encoded({"prompt": [1] * (CONTEXT + 1)})),
-            ("completion", encoded({"prompt": [1] * 1000 + [-1]})),
-            ("completion", encoded({"prompt": ["a" * (MAX_CHARACTERS // 10)] * 11})),
-            ("completion", encoded({"\ud800": 1})),
-            ("chat", encoded({"messages": [{"role": "robot", "content": LONG}]})),
-            ("tokenize", encoded(["\ud800"])),
-            ("detokenize", bytearray(b"[" * (1 << 20))),
+        for kind, body, code in (
+            ("completion", encoded({"prompt": [1] * (CONTEXT + 1)}), CONTEXT_EXCEEDED),
+            ("completion", encoded({"prompt": [1] * 1000 + [-1]}), None),
+            ("completion", encoded({"prompt": ["a" * (MAX_CHARACTERS // 10)] * 11}), None),
+            ("completion", encoded({"\ud800": 1}), None),
+            ("chat", encoded({"messages": [{"role": "robot", "content": LONG}]}), None),
+            ("chat", encoded({"messages": [{"role": "user", "content": "a" * (17 * CONTEXT)}]}), CONTEXT_EXCEEDED),
+            ("tokenize", encoded(["\ud800"]), None),
+            ("detokenize", bytearray(b"[" * (1 << 20)), None),
         ):
             with pytest.raises(RequestError) as here:
                 check_body(kind, bytes(body), Lengths(CONTEXT))
             with pytest.raises(RequestError) as there:
                 await checker.check(kind, body, Lengths(CONTEXT))
             assert (str(here.value), here.value.field) == (str(there.value), there.value.field)
+            assert here.value.code == there.value.code == code
 
     run(play)
 

@@ -47,7 +47,7 @@ class BodyChecker:
         finally:
             self._turns.release(caller)
         if "error" in reply:
-            raise RequestError(reply["error"], reply["field"])
+            raise RequestError(reply["error"], reply["field"], reply["code"])
         return unpack(kind, reply, token_ids)
 
     async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
