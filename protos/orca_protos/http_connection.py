@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from orca_protos.http_limits import MIN_BYTES_PER_SECOND, HttpLimits
+from orca_protos.http_parser import RequestParser
 
 LINGER_SECONDS = 1.0
 """How long data that a client sends after its response is read and dropped. Closing immediately would reset the
@@ -60,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, config: Config, state: ServerState, limits: HttpLimits, registry: Registry) -> None:
         super().__init__(config, state, {})
+        self.parser = RequestParser(self)  # type: ignore[assignment]  # as far as uvicorn uses one
         self._limits = limits
         self._registry = registry
         self._real: asyncio.Transport | None = None

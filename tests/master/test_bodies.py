@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from orca_master.bodies import validation as bodies
-from orca_master.bodies.lengths import MAX_DEPTH, Lengths
+from orca_master.bodies.lengths import MAX_DEPTH, MAX_ENTRIES, Lengths
 from orca_master.bodies.logit_bias import MAX_BIASES
 from orca_master.bodies.openai_requests import MAX_MESSAGES
 from orca_master.bodies.validation import MAX_MESSAGE, check_body
@@ -52,7 +52,8 @@ def check(kind: str, body: Any) -> Any:
         ("chat", {"messages": [{"role": "robot"}] * MANY}, "messages", f"at most {MAX_MESSAGES} items"),
         ("chat", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "audio"}] * 1000}]}, "messages", "content.0.type"),
-        ("chat", {"messages": [{"role": "user", "content": [1] * MANY}]}, "messages", "at most 1024 items"),
+        ("chat", {"messages": [{"role": "user", "content": [1] * 1025}]}, "messages", "at most 1024 items"),
+        ("chat", {"messages": [{"role": "user", "content": [1] * MANY}]}, "messages", f"{MANY} parts and calls"),
         ("chat", {"messages": [{"role": "user", "content": "a" * 1024}] * 257}, "messages", "exceed the limit"),
         ("chat", {"messages": [MESSAGE], "chat_template_kwargs": {"a": "b" * 65536}}, "chat_template_kwargs", "65536"),
         ("tokenize", {"messages": [{"role": "robot"}] * MAX_MESSAGES}, "messages", "messages.0.role: Input should be"),
@@ -188,3 +189,54 @@ def test_programs_learn_that_a_prompt_is_too_long(kind, body, code):
         check_body(kind, json.dumps(body).encode(), Lengths(CONTEXT))
     assert refused.value.code == code
     assert ("this model's maximum context length is 1024 tokens" in str(refused.value)) == (code is not None)
+
+
+def _message(parts: int, calls: int, kind: str = "text") -> dict[str, Any]:
+    call = {"id": "", "function": {"name": "", "arguments": ""}}
+    fields = {"tool_calls": [call] * calls} if calls else {}
+    return {"role": "assistant", "content": [{"type": kind, "text": ""}] * parts, **fields}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "entries", "count"),
+    [
+        ("chat", "messages", [_message(1024, 0)] * 16, 16384),
+        ("chat", "messages", [_message(1024, 0)] * 16 + [_message(1, 0)], 16385),
+        ("chat", "messages", [_message(64, 64)] * 128, 16384),
+        ("chat", "messages", [_message(0, 128)] * 129, 16512),
+        ("tokenize", "messages", [_message(1000, 0)] * 17, 17000),
+        ("response", "input", [_message(1024, 0, "output_text")] * 16, 16384),
+        ("response", "input", [_message(1000, 0, "output_text")] * 17, 17000),
+    ],
+    ids=str,
+)
+def test_parts_and_calls_are_bounded_together(kind, field, entries, count):
+    """The event loop handles them one by one, also those that a process has checked."""
+    if count <= MAX_ENTRIES:
+        check(kind, {field: entries})
+        return
+    with pytest.raises(RequestError, match=f"{field}: {count} parts and calls together, at most 16384") as refused:
+        check(kind, {field: entries})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "tool"),
+    [
+        ("chat", {"messages": [MESSAGE]}, lambda name, schema: {
+            "type": "function", "function": {"name": name, "parameters": schema}}),
+        ("tokenize", {"messages": [MESSAGE]}, lambda name, schema: {
+            "type": "function", "function": {"name": name, "parameters": schema}}),
+        ("response", {"input": "a"}, lambda name, schema: {"type": "function", "name": name, "parameters": schema}),
+        ("messages", {"model": "m", "max_tokens": 1, "messages": [MESSAGE]}, lambda name, schema: {
+            "name": name, "input_schema": schema}),
+    ],
+    ids=["chat", "tokenize", "response", "messages"],
+)  # fmt: skip
+def test_tools_are_bounded_together(kind, body, tool):
+    """The schema of each is bounded, too."""
+    schema = {"enum": ["a" * 60_000]}
+    assert len(check(kind, body | {"tools": [tool(f"f{number}", schema) for number in range(16)]}).tools) == 16
+    with pytest.raises(RequestError, match=r"tools: 10[0-9]{5} bytes of JSON in all tools together") as refused:
+        check(kind, body | {"tools": [tool(f"f{number}", schema) for number in range(18)]})
+    assert refused.value.field == "tools"

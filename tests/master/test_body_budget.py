@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from orca_master.bodies.body_budget import BodyBudget
 from orca_master.bodies.body_checker import SMALL_BYTES, BodyChecker
+from orca_master.bodies.bounded_turns import Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.tokenize_requests import DetokenizeRequest
 from orca_master.endpoint import body_limits, checked_route
@@ -30,7 +31,7 @@ def application(limits: HttpLimits, bodies: Any = None) -> FastAPI:
     app = FastAPI()
     config = SimpleNamespace(http=limits)
     fields = {"bodies": bodies or BodyChecker(), "lengths": Lengths(100), "with_defaults": lambda body: body}
-    endpoint: Any = SimpleNamespace(config=config, **fields)
+    endpoint: Any = SimpleNamespace(config=config, caller=Caller, **fields)
     app.router.route_class = checked_route.checked_route(endpoint)
 
     @app.post("/detokenize")

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from orca_master.bodies import body_checker
-from orca_master.bodies.body_checker import MAX_WAITING, SMALL_BYTES, BodyChecker
+from orca_master.bodies.body_checker import SMALL_BYTES, BodyChecker
 from orca_master.bodies.body_process import LENGTHS
+from orca_master.bodies.bounded_turns import ANYONE, Caller
 from orca_master.bodies.lengths import MAX_CHARACTERS, Lengths
 from orca_master.bodies.validation import check_body
-from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, EngineUnavailableError, QueueFullError, RequestError
 
 CONTEXT = 60_000
 LONG = "a\ud800é😀 " * (SMALL_BYTES // 5)
@@ -83,20 +84,22 @@ def test_values_are_the_same_as_on_the_event_loop():
 
 def test_errors_are_the_same_as_on_the_event_loop():
     async def play(checker: BodyChecker) -> None:
-        for kind, body in (
-            ("completion", encoded({"prompt": [1] * (CONTEXT + 1)})),
-            ("completion", encoded({"prompt": [1] * 1000 + [-1]})),
-            ("completion", encoded({"prompt": ["a" * (MAX_CHARACTERS // 10)] * 11})),
-            ("completion", encoded({"\ud800": 1})),
-            ("chat", encoded({"messages": [{"role": "robot", "content": LONG}]})),
-            ("tokenize", encoded(["\ud800"])),
-            ("detokenize", bytearray(b"[" * (1 << 20))),
+        for kind, body, code in (
+            ("completion", encoded({"prompt": [1] * (CONTEXT + 1)}), CONTEXT_EXCEEDED),
+            ("completion", encoded({"prompt": [1] * 1000 + [-1]}), None),
+            ("completion", encoded({"prompt": ["a" * (MAX_CHARACTERS // 10)] * 11}), None),
+            ("completion", encoded({"\ud800": 1}), None),
+            ("chat", encoded({"messages": [{"role": "robot", "content": LONG}]}), None),
+            ("chat", encoded({"messages": [{"role": "user", "content": "a" * (17 * CONTEXT)}]}), CONTEXT_EXCEEDED),
+            ("tokenize", encoded(["\ud800"]), None),
+            ("detokenize", bytearray(b"[" * (1 << 20)), None),
         ):
             with pytest.raises(RequestError) as here:
                 check_body(kind, bytes(body), Lengths(CONTEXT))
             with pytest.raises(RequestError) as there:
                 await checker.check(kind, body, Lengths(CONTEXT))
             assert (str(here.value), here.value.field) == (str(there.value), there.value.field)
+            assert here.value.code == there.value.code == code
 
     run(play)
 
@@ -168,7 +171,7 @@ def test_a_client_that_leaves_ends_the_process():
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await asyncio.to_thread(process.wait)
-        assert (checker._process, checker._num_waiting) == (None, 0)
+        assert (checker._process, checker._turns.num_waiting) == (None, 0)
 
     run(play)
 
@@ -199,30 +202,18 @@ def test_clients_that_leave_during_the_start_leave_one_process(monkeypatch):
     run(play)
 
 
-def test_the_number_of_large_bodies_is_bounded():
+def test_a_burst_of_large_bodies_is_checked_and_the_queue_bounds_those_that_wait():
     async def play(checker: BodyChecker) -> None:
-        async with checker._turn:
-            some = [
-                asyncio.create_task(checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT)))
-                for _ in range(MAX_WAITING)
-            ]
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="large bodies are waiting"):
-                await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))
-        assert len(await asyncio.gather(*some)) == MAX_WAITING
+        def check(caller: Caller) -> Awaitable[Any]:
+            return checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT), caller)
 
-    run(play)
-
-
-def test_the_wait_of_a_large_body_is_bounded(monkeypatch):
-    monkeypatch.setattr(body_checker, "TURN_SECONDS", 0.01, raising=False)
-
-    async def play(checker: BodyChecker) -> None:
-        async with checker._turn, asyncio.timeout(60):
-            with pytest.raises(QueueFullError, match="retry"):
-                await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))
-        assert checker._num_waiting == 0
-        assert list((await checker.check("completion", encoded({"prompt": [1]}), Lengths(CONTEXT))).prompt) == [1]
+        await checker._turns.acquire(ANYONE, 0)
+        some = [asyncio.create_task(check(Caller("a", 40))) for _ in range(40)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="40 large bodies are waiting, the limit is 40"):
+            await check(Caller("b", 40))
+        checker._turns.release(ANYONE)
+        assert len(await asyncio.gather(*some)) == 40
 
     run(play)
 

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from orca_master.bodies.openai_requests import ChatMessage
+from orca_master.bodies import bounded_turns
+from orca_master.bodies.bounded_turns import Caller
+from orca_master.bodies.openai_requests import ChatMessage, TextPart
 from orca_master.bodies.tools import Tool
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
-from orca_master.text import chat_template
-from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.chat_template import ENTRY_BYTES, ChatTemplate
 
 MESSAGES = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hi")]
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -206,17 +207,27 @@ def test_a_lone_surrogate_and_a_long_conversation_pass(tmp_path):
     assert len(render(made, long)) == 5_000_000
 
 
-def test_requests_that_wait_for_the_process_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_template, "MAX_WAITING", 2)
-
+def test_a_burst_of_chats_is_rendered_and_the_queue_bounds_those_that_wait(tmp_path):
     async def run() -> list[object]:
         async with template(tmp_path, "{{ messages[0].content }}") as made:
-            waiting = [made.render(MESSAGES, False, {}) for _ in range(5)]
+            waiting = [made.render(MESSAGES, False, {}, (), Caller("a", 300)) for _ in range(303)]
             return await asyncio.gather(*waiting, return_exceptions=True)
 
     answers = asyncio.run(run())
-    assert sum(isinstance(answer, QueueFullError) for answer in answers) == 2
-    assert sum(isinstance(answer, str) for answer in answers) == 3
+    refused = [str(answer) for answer in answers if isinstance(answer, QueueFullError)]
+    assert refused == ["300 chats are waiting, the limit is 300: retry"] * 2
+    assert sum(isinstance(answer, str) for answer in answers) == 301
+
+
+def test_the_memory_of_chats_that_wait_is_bounded_by_their_parts_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded_turns, "MAX_BYTES", 50 * ENTRY_BYTES)
+
+    async def run() -> list[object]:
+        async with template(tmp_path, "{{ messages[0].content }}") as made:
+            parts = [ChatMessage(role="user", content=[TextPart(type="text", text="a")] * 20)]
+            return await asyncio.gather(*(made.render(parts, False, {}) for _ in range(4)), return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(run())] == [str, str, str, QueueFullError]
 
 
 def test_a_process_that_cannot_be_started_is_no_internal_error(tmp_path, monkeypatch):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
+from orca_master.bodies.bounded_turns import Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.errors import QueueFullError, RequestError
-from orca_master.text.encoder import MAX_WAITING, MIN_LIMIT, PIECE, SHORT, Encoder
+from orca_master.text.encoder import MIN_LIMIT, NUM_THREADS, PIECE, SHORT, Encoder
 from orca_master.text.tokenizer import TextCodec
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -88,21 +90,41 @@ def test_a_refusal_names_the_field(length):
     assert refused.value.field == "messages"
 
 
-def test_the_number_of_texts_that_wait_is_bounded():
+def test_a_burst_of_texts_is_tokenized_and_the_queue_bounds_those_that_wait():
     async def run() -> None:
         codec = Recorder()
         codec.go.clear()
-        encoder = Encoder(codec)
+        encoder, caller = Encoder(codec), Caller("a", 1000)
+
+        def encode() -> Awaitable[list[int]]:
+            return encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), caller)
+
         try:
-            some = [
-                asyncio.create_task(encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024)))
-                for _ in range(MAX_WAITING)
-            ]
+            some = [asyncio.create_task(encode()) for _ in range(NUM_THREADS + 1000)]
             await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="texts are waiting"):
-                await encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024))
+            with pytest.raises(QueueFullError, match="1000 texts are waiting, the limit is 1000"):
+                await encode()
         finally:
             codec.go.set()
-        assert len(await asyncio.gather(*some)) == MAX_WAITING
+        assert len(await asyncio.gather(*some)) == NUM_THREADS + 1000
+
+    asyncio.run(run())
+
+
+def test_the_texts_of_api_keys_take_turns():
+    async def run() -> None:
+        codec, order = Recorder(), list[str]()
+        codec.go.clear()
+        encoder = Encoder(codec)
+
+        async def encode(owner: str) -> None:
+            await encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), Caller(owner))
+            order.append(owner)
+
+        tasks = [asyncio.create_task(encode(owner)) for owner in "a" * 40 + "b"]
+        await asyncio.sleep(0)
+        codec.go.set()
+        await asyncio.gather(*tasks)
+        assert order.index("b") <= 2 * NUM_THREADS
 
     asyncio.run(run())

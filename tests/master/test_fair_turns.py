@@ -7,7 +7,7 @@ import gc
 import random
 
 import pytest
-from orca_master.text.fair_turns import FairTurns, WorkInTurn
+from orca_master.bodies.fair_turns import FairTurns, WorkInTurn
 
 
 def order_of(owners: str) -> str:
@@ -20,12 +20,12 @@ def order_of(owners: str) -> str:
             await turns.acquire(owner)
             order.append(owner)
             await asyncio.sleep(0)
-            turns.release()
+            turns.release(owner)
 
         await turns.acquire("first")
         tasks = [asyncio.create_task(work(owner)) for owner in owners]
         await asyncio.sleep(0)
-        turns.release()
+        turns.release("first")
         await asyncio.gather(*tasks)
         assert not turns._waiting
         await asyncio.wait_for(turns.acquire("last"), 10)
@@ -51,7 +51,7 @@ def test_a_later_owner_waits_for_one_turn_of_each_other():
             if len(order) == 3:
                 tasks.append(asyncio.create_task(work("late")))
             await asyncio.sleep(0)
-            turns.release()
+            turns.release(owner)
 
         tasks = [asyncio.create_task(work(owner)) for owner in "ab" * 20]
         while len(order) < 41:
@@ -78,7 +78,7 @@ def test_cancelled_tasks_lose_no_turn(seed):
                 await asyncio.sleep(0)
             finally:
                 holders.remove(me)
-                turns.release()
+                turns.release(owner)
 
         tasks = list[asyncio.Task[None]]()
         for _ in range(200):
@@ -109,7 +109,7 @@ def test_callers_of_the_same_work_share_its_turn_and_its_result():
         callers = [asyncio.create_task(shared.result()) for _ in range(5)]
         await asyncio.sleep(0)
         callers[0].cancel()
-        turns.release()
+        turns.release("first")
         assert await asyncio.gather(*callers[1:]) == ["result"] * 4
         assert results == ["done"]
         assert not shared.is_abandoned
@@ -130,7 +130,7 @@ def test_work_whose_callers_are_gone_before_its_turn_is_not_done():
             caller.cancel()
         await asyncio.gather(*callers, return_exceptions=True)
         assert abandoned.is_abandoned
-        turns.release()
+        turns.release("first")
         await asyncio.wait_for(turns.acquire("last"), 10)
         assert ended == [True]
 
@@ -150,7 +150,7 @@ def test_work_that_has_begun_goes_on_without_callers_and_its_error_is_not_logged
 
         running = WorkInTurn(turns, "a", work)
         caller = asyncio.create_task(running.result())
-        while turns._holder is None:
+        while turns.num_free:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         caller.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from orca_master.endpoint.choice_run import Choice, Piece
 from orca_master.endpoint.completions import CompletionFormat
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, TokenTexts
-from orca_master.endpoint.responding import ChunkJson, Format, answer_of, dump, usage_of
+from orca_master.endpoint.responding import OPENING_CHUNKS, ChunkJson, Format, answer_of, dump, events, usage_of
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 
@@ -117,3 +118,41 @@ def test_log_probabilities_of_a_long_chat_answer_are_written_a_few_at_a_time(tmp
     assert turns > 3000 * (1 + (top or 0)) / SLICE_NUMBERS
     (choice,) = json.loads(asyncio.run(answer_of(generation, [pieces], usage, style_with())))["choices"]
     assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize("num_choices", [1, OPENING_CHUNKS, 5 * OPENING_CHUNKS + 1])
+def test_the_beginning_of_a_stream_is_built_a_few_choices_at_a_time(tmp_path, num_choices):
+    """That of 3840 choices with the tokens of their prompts took seconds at once: nobody else was served."""
+    codec = TextCodec(tmp_path)
+    choices = [Choice(index, None, codec.decoder([], False, False), 0) for index in range(num_choices)]
+    generation = Generation("text", 5, [[1, 7]], choices, num_choices, 9)
+
+    async def stream_of(style: Format) -> tuple[list[list[str]], int]:
+        async def rest() -> AsyncIterator[list[Piece]]:
+            yield [Piece(0, "b", 7, None, "length")]
+
+        async def piece() -> list[Piece]:
+            return [Piece(0, "a", 7, None, None)]
+
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        first = asyncio.create_task(piece())
+        await first
+        counting = asyncio.create_task(count())
+        stream = [together async for together in events(generation, rest(), first, False, style, None)]
+        counting.cancel()
+        return stream, turns
+
+    for style in formats(tmp_path, return_token_ids=True):
+        stream, turns = asyncio.run(stream_of(style))
+        assert max(map(len, stream)) <= OPENING_CHUNKS
+        assert [event for together in stream for event in together][num_choices + 2 :] == ["data: [DONE]\n\n"]
+        assert turns >= num_choices // OPENING_CHUNKS - 1
+        if num_choices < OPENING_CHUNKS:
+            assert len(stream[0]) == num_choices + 1, "one write"

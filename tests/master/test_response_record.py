@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from orca_master.bodies.lengths import MAX_ENTRIES
 from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.endpoint.answer_parts import Parts
 from orca_master.endpoint.response_objects import begun_response
@@ -12,6 +13,7 @@ from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.endpoint.response_prompt import chat_request
 from orca_master.endpoint.response_record import conversation_of, input_of, record, response_of
 from orca_master.endpoint.response_store import FoundResponse, Phase
+from orca_master.errors import RequestError
 from orca_master.text.tool_calls import CallDelta
 
 LOGPROB: Any = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
@@ -77,3 +79,13 @@ def test_the_conversation_is_that_of_the_items_themselves():
     whole = ResponseRequest.model_validate({"input": [*BODY.items, *output, last]})
     continued = ResponseRequest.model_validate({"input": [last]})
     assert chat_request(continued, items) == chat_request(whole)
+
+
+def test_the_items_of_a_conversation_are_bounded():
+    """They are validated on the event loop, and clients can store any number of responses."""
+    body = ResponseRequest.model_validate({"input": [{"role": "user", "content": "a"}] * 4096})
+    data = record(begun_response(body, "resp_12", 5, "m", True), body.items)
+    assert len(conversation_of([data] * (MAX_ENTRIES // 4096))) == MAX_ENTRIES
+    with pytest.raises(RequestError, match="previous_response_id: the conversation has more than 16384 items") as error:
+        conversation_of([data] * (MAX_ENTRIES // 4096 + 1))
+    assert error.value.field == "previous_response_id"

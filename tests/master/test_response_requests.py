@@ -71,13 +71,21 @@ def test_fields_without_values_are_not_refused():
 
 
 def test_a_large_body_is_the_same_after_its_process():
-    body = check(
-        input=[
-            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    """But for texts, which are joined, so that the event loop validates one part for each item."""
+
+    def input_of(*texts: str) -> list[dict[str, Any]]:
+        parts = [{"type": "input_text", "text": text} for text in texts]
+        call_fields = {"call_id": "1", "name": "f", "arguments": "{}"}
+        return [
+            {"role": "user", "content": parts},
+            {"type": "function_call", **call_fields},
+            {"type": "function_call_output", "call_id": "1", "output": parts},
             {"type": "function_call_output", "call_id": "1", "output": "b"},
-            {"type": "reasoning", "summary": []},
-        ],
+            {"type": "reasoning", "summary": [], "content": [part | {"type": "reasoning_text"} for part in parts]},
+        ]
+
+    body = check(
+        input=input_of("a", "b"),
         tools=[FUNCTION],
         tool_choice={"type": "function", "name": "f"},
         text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
@@ -86,5 +94,7 @@ def test_a_large_body_is_the_same_after_its_process():
     )
     packed, token_ids = pack(body)
     same = unpack("response", json.loads(json.dumps(packed)), token_ids)
-    assert same == body
+    assert same.items[0].content == same.items[2].output == "ab"
+    assert same.items[4] == check(input=input_of("ab")).items[4]
+    assert same.model_copy(update={"input": "a"}) == body.model_copy(update={"input": "a"})
     assert same.model_fields_set == body.model_fields_set

@@ -14,17 +14,14 @@ import sys
 from typing import Any
 
 from orca_master.bodies.body_process import LENGTHS, MAX_MEMORY_BYTES
+from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.validation import check_body, unpack
-from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+from orca_master.errors import EngineUnavailableError, RequestError
 
 SMALL_BYTES = 128 << 10
 """Maximum size of a body that is validated on the event loop."""
 CHECK_SECONDS = 30.0
-TURN_SECONDS = 30.0
-"""Maximum wait of a large body for the process."""
-MAX_WAITING = 16
-"""Maximum number of large bodies that wait for the process."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -34,39 +31,24 @@ class BodyChecker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._starting: asyncio.Task[subprocess.Popen[bytes]] | None = None
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._turns = BoundedTurns("large bodies")
 
-    async def check(self, kind: str, body: bytearray, lengths: Lengths) -> Any:
+    async def check(self, kind: str, body: bytearray, lengths: Lengths, caller: Caller = ANYONE) -> Any:
         """Return the value of a body of `kind` (validation.KINDS), and clear `body` if it is large.
 
-        Raises RequestError; QueueFullError if too many large bodies wait, or if this body waits too long;
+        Raises RequestError; QueueFullError if many large bodies wait, or if this body waits too long;
         EngineUnavailableError if the process cannot be started. Cancellation kills a process that validates the body.
         """
         if len(body) <= SMALL_BYTES:
             return check_body(kind, body, lengths)
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(f"{self._num_waiting} large bodies are waiting, the limit is {MAX_WAITING}")
-        self._num_waiting += 1
+        await self._turns.acquire(caller, len(body))
         try:
-            await self._wait_for_turn()
-            try:
-                reply, token_ids = await self._ask(kind, body, lengths)
-            finally:
-                self._turn.release()
+            reply, token_ids = await self._ask(kind, body, lengths)
         finally:
-            self._num_waiting -= 1
+            self._turns.release(caller)
         if "error" in reply:
-            raise RequestError(reply["error"], reply["field"])
+            raise RequestError(reply["error"], reply["field"], reply["code"])
         return unpack(kind, reply, token_ids)
-
-    async def _wait_for_turn(self) -> None:
-        try:
-            async with asyncio.timeout(TURN_SECONDS):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            message = f"the body waited more than {TURN_SECONDS:.0f} s for other large bodies: retry"
-            raise QueueFullError(message) from error
 
     async def _ask(self, kind: str, body: bytearray, lengths: Lengths) -> tuple[dict[str, Any], bytes]:
         size = len(body)

@@ -6,7 +6,7 @@ Reads requests from standard input and writes replies to standard output until t
 than MAX_MEMORY_BYTES ends the process without a reply. The endpoint kills the process when a body takes too long.
 
 Request: two lengths (`LENGTHS`), a header as JSON (`kind`, `max_model_len`), and the body. Reply: two lengths, a
-header as JSON (`error` and `field`, or the result of `pack`), and token ids.
+header as JSON (`error`, `field` and `code`, or the result of `pack`), and token ids.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> bool:
     try:
         reply, token_ids = pack(check_body(header["kind"], body, Lengths(header["max_model_len"])))
     except RequestError as error:
-        reply = {"error": str(error), "field": error.field}
+        reply = {"error": str(error), "field": error.field, "code": error.code}
     # Lone surrogates of the body pass here; TextCodec.encode refuses them.
     text = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
     answers.write(LENGTHS.pack(len(text), len(token_ids)))

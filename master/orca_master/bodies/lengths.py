@@ -26,6 +26,8 @@ MAX_CHARACTERS = 8 << 20
 """Maximum characters of all prompts together."""
 MAX_OPTIONS_BYTES = 64 << 10
 """Maximum size of `chat_template_kwargs`, and of the parameters of a function, as JSON."""
+MAX_ENTRIES = 16384
+"""Maximum parts and calls of all messages, or of all items, which the event loop handles one by one."""
 MAX_DEPTH = 128
 """Maximum depth of JSON whose form is the client's; that which json and pydantic can write depends on the caller."""
 
@@ -135,6 +137,18 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _refuse_many_entries(value: Any) -> Any:
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    count = sum(len(part) for entry in entries for part in entry.values() if isinstance(part, list))
+    if count > MAX_ENTRIES:
+        raise PydanticCustomError(
+            "too_long",
+            "{count} parts and calls together, at most {limit} are allowed: join parts of texts",
+            {"count": count, "limit": MAX_ENTRIES},
+        )
+    return value
+
+
 class Texts(Protocol):
     """Something with texts that the prompt has."""
 
@@ -151,6 +165,8 @@ def _check_texts(entries: list[Any], info: ValidationInfo) -> list[Any]:
 
 check_texts = AfterValidator(_check_texts)
 """Checks the characters of a list of Texts together."""
+few_entries = BeforeValidator(_refuse_many_entries)
+"""Checks the lists in a list of objects together."""
 within_context = BeforeValidator(_within_context)
 check_text = AfterValidator(_check_text)
 check_options = AfterValidator(_check_options)

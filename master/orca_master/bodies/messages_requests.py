@@ -15,7 +15,7 @@ from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import Lengths, at_most, check_options
 from orca_master.bodies.messages_blocks import CacheControl, Messages, TextBlock, Texts, text_of
 from orca_master.bodies.openai_requests import MAX_COUNT, MAX_STOP_STRINGS, StopString, TokenCount
-from orca_master.bodies.tools import MAX_TOOLS, FunctionName
+from orca_master.bodies.tools import MAX_TOOLS, FunctionName, check_size
 
 
 def _check_system(system: str | list[TextBlock] | None, info: ValidationInfo) -> str | list[TextBlock] | None:
@@ -78,7 +78,7 @@ class CountTokensRequest(Body):
     model: Name
     messages: Messages
     system: Annotated[str | Texts | None, AfterValidator(_check_system)] = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS)] = []
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), check_size, at_most(MAX_TOOLS)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: CacheControl | None = None

@@ -21,6 +21,7 @@ from orca_master.bodies.lengths import (
     at_most_characters,
     check_options,
     check_texts,
+    few_entries,
 )
 from orca_master.bodies.logit_bias import LogitBias
 from orca_master.bodies.prompts import Prompts, TokenId
@@ -212,6 +213,11 @@ class ChatMessage(Body):
         return self.content or ""
 
     @property
+    def num_entries(self) -> int:
+        """Number of parts, one for a text, and of calls."""
+        return (len(self.content) if isinstance(self.content, list) else 1) + len(self.tool_calls)
+
+    @property
     def num_characters(self) -> int:
         """Characters of all texts."""
         arguments = sum(len(call.function.arguments) for call in self.tool_calls)
@@ -222,6 +228,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Messages = Annotated[
     list[ChatMessage],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    few_entries,
     at_most(MAX_MESSAGES),
     check_texts,
 ]

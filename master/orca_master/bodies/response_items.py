@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from orca_master.bodies.body import Body, Name, tagged
-from orca_master.bodies.lengths import at_most, check_texts
+from orca_master.bodies.lengths import at_most, check_texts, few_entries
 from orca_master.bodies.tools import FunctionCall
 
 MAX_ITEMS = 4096
@@ -71,6 +71,11 @@ class MessageItem(Body):
     phase: Literal["commentary", "final_answer"] | None = None
 
     @property
+    def joined(self) -> dict[str, Any]:
+        """The item as JSON data whose texts are one part, without fields that are not read."""
+        return {**self.model_dump(exclude_none=True, exclude={"content"}), "content": text_of(self.content)}
+
+    @property
     def num_characters(self) -> int:
         """Characters of all texts."""
         return len(text_of(self.content))
@@ -83,6 +88,11 @@ class FunctionCallItem(FunctionCall):
     call_id: Name
     id: Name | None = None
     status: ItemStatus | None = None
+
+    @property
+    def joined(self) -> dict[str, Any]:
+        """The item as JSON data whose texts are one part, without fields that are not read."""
+        return self.model_dump(exclude_none=True)
 
     @property
     def num_characters(self) -> int:
@@ -98,6 +108,11 @@ class FunctionCallOutputItem(Body):
     output: str | TextParts
     id: Name | None = None
     status: ItemStatus | None = None
+
+    @property
+    def joined(self) -> dict[str, Any]:
+        """The item as JSON data whose texts are one part, without fields that are not read."""
+        return {**self.model_dump(exclude_none=True, exclude={"output"}), "output": text_of(self.output)}
 
     @property
     def num_characters(self) -> int:
@@ -118,6 +133,12 @@ class ReasoningItem(Body):
     def text(self) -> str:
         """The reasoning as one string."""
         return "".join(part.text for part in self.content)
+
+    @property
+    def joined(self) -> dict[str, Any]:
+        """The item as JSON data whose texts are one part, without fields that are not read."""
+        content = [{"type": "reasoning_text", "text": self.text}]
+        return {**self.model_dump(exclude_none=True, exclude={"content", "summary"}), "content": content}
 
     @property
     def num_characters(self) -> int:
@@ -145,6 +166,7 @@ InputItem = Annotated[
 InputItems = Annotated[
     list[InputItem],
     Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True),
+    few_entries,
     at_most(MAX_ITEMS),
     check_texts,
 ]

@@ -15,7 +15,7 @@ from orca_master.bodies.json_values import repeatable
 from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
 from orca_master.bodies.openai_requests import MAX_COUNT, ReasoningEffort, TokenCount
 from orca_master.bodies.response_items import InputItem, InputItems, MessageItem
-from orca_master.bodies.tools import MAX_TOOLS, FunctionName
+from orca_master.bodies.tools import MAX_TOOLS, FunctionName, check_size
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
@@ -109,7 +109,9 @@ class ResponseRequest(Body):
     store: bool = True
     background: bool = False
     previous_response_id: Name | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS)] = []
+    tools: Annotated[
+        list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), check_size, at_most(MAX_TOOLS)
+    ] = []
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from orca_master.bodies.body import Body, Name
@@ -16,6 +16,8 @@ from orca_master.bodies.lengths import at_most, check_options, is_too_deep
 
 MAX_TOOLS = 128
 """OpenAI's."""
+MAX_TOOLS_BYTES = 1 << 20
+"""Maximum size of all tools of a request, as JSON."""
 OF_NO_PARAMETERS = {"type", "properties", "required", "title", "description", "$schema", "$defs", "definitions"}
 """Keywords of a schema that means no parameters if its properties are empty, although it allows any."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./:-]{1,256}$")]
@@ -101,7 +103,23 @@ def _unique(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
+def _check_size(tools: Any) -> Any:
+    try:
+        count = len(json.dumps(tools))
+    except (TypeError, RecursionError):  # tools that were checked before; too deep: check_options refuses it
+        return tools
+    if count > MAX_TOOLS_BYTES:
+        raise PydanticCustomError(
+            "too_long",
+            "{count} bytes of JSON in all tools together, at most {limit} are allowed: send fewer tools",
+            {"count": count, "limit": MAX_TOOLS_BYTES},
+        )
+    return tools
+
+
+check_size = BeforeValidator(_check_size)
+"""Checks the size of all tools, before each is checked."""
 ToolList = Annotated[
-    list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS), AfterValidator(_unique)
+    list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), check_size, at_most(MAX_TOOLS), AfterValidator(_unique)
 ]
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True), at_most(MAX_TOOLS)]

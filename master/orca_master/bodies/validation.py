@@ -93,6 +93,8 @@ def pack(value: Any) -> tuple[dict[str, Any], bytes]:
             message.model_dump(exclude={"content"}, exclude_none=True) | {"content": message.text}
             for message in value.messages
         ]
+    if isinstance(value, ResponseRequest) and isinstance(value.input, list):
+        packed["value"]["input"] = [item.joined for item in value.input]
     token_ids = array("I")
     for name in names:
         entries = getattr(value, name)

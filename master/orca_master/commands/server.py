@@ -87,9 +87,8 @@ async def run_server(
             if not opened.done():
                 return  # a signal ends the wait for an earlier master
             await stack.enter_async_context(_admin_port(engine, ports, config, opened.result()))
-            formed = asyncio.create_task(_form(engine))
-            failed = asyncio.create_task(engine.failure())
-            tasks += [formed, failed]
+            tasks.append(formed := asyncio.create_task(_form(engine)))
+            tasks.append(failed := asyncio.create_task(engine.failure()))
             if ports.restarted:  # new connections wait in the kernel's queue, instead of getting 503
                 await asyncio.wait({formed, stopped}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             front: Endpoint | ApiProcesses = endpoint
@@ -98,8 +97,8 @@ async def run_server(
                 ended: asyncio.Future[Any] = front.ended
             else:
                 await stack.enter_async_context(template)
-                app = create_app(endpoint)
-                ended = await stack.enter_async_context(serving(app, ports.api[0], endpoint_config.http))
+                served = serving(create_app(endpoint), ports.api[0], endpoint_config.http)
+                ended = await stack.enter_async_context(served)
             tasks.append(started := asyncio.create_task(_start(formed, front)))
             await asyncio.wait({started, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stop.is_set():

@@ -184,12 +184,14 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/tokenize", response_model=Tokenized)
     async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:
         """Convert text or messages to token ids."""
-        endpoint.check(body.model, owner_of(request))
+        owner = owner_of(request)
+        endpoint.check(body.model, owner)
         if isinstance(body, TokenizeChatRequest):
-            text = await endpoint.template.render(body.messages, body.add_generation_prompt, {}, body.tools)
-            tokens = await endpoint.encode(text, "messages", add_special_tokens=False)
+            template, caller = endpoint.template, endpoint.caller(owner)
+            text = await template.render(body.messages, body.add_generation_prompt, {}, body.tools, caller)
+            tokens = await endpoint.encode(text, "messages", owner, add_special_tokens=False)
         else:
-            tokens = await endpoint.encode(body.prompt, "prompt", body.add_special_tokens)
+            tokens = await endpoint.encode(body.prompt, "prompt", owner, body.add_special_tokens)
         return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.status.max_model_len)
 
     @app.post("/detokenize", response_model=Detokenized)

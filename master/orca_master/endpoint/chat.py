@@ -191,14 +191,14 @@ async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest, owner: st
     """
     endpoint.check(body.model, owner)
     endpoint.answers.check(body)
-    tools = body.tools if body.tool_names else ()
+    tools, caller = body.tools if body.tool_names else (), endpoint.caller(owner)
     options = body.template_options
     if body.continue_final_message:
-        text = await endpoint.template.render_unfinished(body.messages, options, tools)
+        text = await endpoint.template.render_unfinished(body.messages, options, tools, caller)
     else:
-        text = await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools)
+        text = await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools, caller)
     # The template already contains the special tokens.
-    return await endpoint.encode(text, "messages", add_special_tokens=False)
+    return await endpoint.encode(text, "messages", owner, add_special_tokens=False)
 
 
 def room_after(endpoint: Endpoint, prompt: list[int]) -> int:

@@ -17,6 +17,7 @@ from orca_master.bodies.body_budget import MAX_BYTES, BodyBudget
 from orca_master.bodies.body_checker import SMALL_BYTES
 from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, unless_gone
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.middleware import owner_of
 from orca_master.errors import RequestError
 
 KIND_OF_PATH = {
@@ -60,7 +61,7 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                             body += chunk
                     except ClientDisconnect:
                         return Response(status_code=400)  # the client has disconnected
-                    check = endpoint.bodies.check(kind, body, endpoint.lengths)
+                    check = endpoint.bodies.check(kind, body, endpoint.lengths, endpoint.caller(owner_of(request)))
                     checked = await (check if len(body) <= SMALL_BYTES else unless_gone(request, check))
                     if checked is None:
                         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -175,10 +175,10 @@ class CompletionFormat:
         return self._offsets[index]
 
 
-async def token_prompts(body: CompletionRequest, endpoint: Endpoint) -> list[Sequence[int]]:
+async def token_prompts(body: CompletionRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
     """Return the prompts as token ids; raise RequestError without a tokenizer."""
     if body.texts is not None:
-        return [await endpoint.encode(text, "prompt") for text in body.texts]
+        return [await endpoint.encode(text, "prompt", owner) for text in body.texts]
     prompts = [body.prompt] if isinstance(body.prompt[0], int) else body.prompt
     return cast("list[Sequence[int]]", prompts)
 
@@ -192,7 +192,7 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         owner, limit = owner_of(request), endpoint.time_limit(request)
         endpoint.check(body.model, owner)
         async with limit.applied():
-            prompts = await token_prompts(body, endpoint)
+            prompts = await token_prompts(body, endpoint, owner)
         generation = endpoint.generator.prepare("cmpl-", body, prompts, body.max_tokens, body.logprobs, limit, owner)
         style = CompletionFormat(body, endpoint.name_of(body.model), endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)

@@ -168,11 +168,11 @@ def submissions_of(
     ]
 
 
-async def _inputs(body: EmbeddingRequest, endpoint: Endpoint) -> list[Sequence[int]]:
+async def _inputs(body: EmbeddingRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
     """Return the inputs as token ids; raise RequestError without a tokenizer."""
     entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
     return [
-        await endpoint.encode(entry, "input", body.add_special_tokens)
+        await endpoint.encode(entry, "input", owner, body.add_special_tokens)
         if isinstance(entry, str)
         else cast("Sequence[int]", entry)
         for entry in entries
@@ -204,7 +204,7 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model, owner)
         limit = endpoint.time_limit(request)
         async with limit.applied():
-            inputs = await _inputs(body, endpoint)
+            inputs = await _inputs(body, endpoint, owner)
         check_inputs(inputs, endpoint.engine.status)
         adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
         pooling = endpoint.config.embedding_pooling

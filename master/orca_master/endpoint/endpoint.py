@@ -13,6 +13,7 @@ from fastapi import Request
 from orca_master.batches.service import Batches
 from orca_master.bodies.body import Body
 from orca_master.bodies.body_checker import BodyChecker
+from orca_master.bodies.bounded_turns import Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.answer_parts import AnswerFormat
@@ -135,9 +136,13 @@ class Endpoint:
         """Length limits of a request's fields; those of the model apply once the model is loaded."""
         return Lengths(self.engine.status.max_model_len or None)
 
-    async def encode(self, text: str, name: str, add_special_tokens: bool = True) -> list[int]:
+    def caller(self, owner: str) -> Caller:
+        """Return the client with the API key `owner`, whose requests wait for turns before the engine's queue."""
+        return Caller(owner, self.engine.status.max_queued_requests)
+
+    async def encode(self, text: str, name: str, owner: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenize a text, the field `name` of a request; raise RequestError or QueueFullError."""
-        return await self._encoder.encode(text, name, add_special_tokens, self.lengths)
+        return await self._encoder.encode(text, name, add_special_tokens, self.lengths, self.caller(owner))
 
     def interrupt(self) -> None:
         """End the streams that wait for requests of an earlier master."""

@@ -38,6 +38,8 @@ KINDS = {
 EXTENSIONS = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 _PLACE = "\0"
 """Stands for the text of a chunk, the last string of its JSON, while the parts around the text are encoded."""
+OPENING_CHUNKS = 8
+"""Chunks before the first piece that are built and sent at a time."""
 
 
 class Format(Protocol):
@@ -198,7 +200,12 @@ async def events(
     try:
         async with groups_of(first, pieces) as groups:
             async for together in groups:
-                ready.extend(_event(_json(dump(chunk)), numbers) for chunk in opening)  # empty from the second group on
+                for chunk in opening:  # none from the second group on
+                    ready.append(_event(_json(dump(chunk)), numbers))
+                    if len(ready) == OPENING_CHUNKS:
+                        yield ready
+                        ready = []
+                        await asyncio.sleep(0)  # thousands of choices can repeat long prompts: others are served
                 for piece in together:
                     if piece.prompt_logprobs is not None:
                         for chunk in style.prompt_chunks(generation, piece):

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from orca_master.bodies.lengths import MAX_ENTRIES
 from orca_master.bodies.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -21,6 +22,7 @@ from orca_master.bodies.response_items import (
 )
 from orca_master.endpoint.response_objects import ResponseObject, failed_response, wire_json
 from orca_master.endpoint.response_store import FoundResponse, Phase
+from orca_master.errors import RequestError
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 LOST = "the API process that generated the response has ended: send the request again"
@@ -53,11 +55,14 @@ def input_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def conversation_of(records: Sequence[bytes]) -> list[InputItem]:
-    """Return the input and output items of consecutive records."""
+    """Return the input and output items of consecutive records; raise RequestError for more than MAX_ENTRIES."""
     items: list[dict[str, Any]] = []
     for data in records:
         value = json.loads(data)
         items += [*value["input"], *value["response"]["output"]]
+        if len(items) > MAX_ENTRIES:
+            message = f"the conversation has more than {MAX_ENTRIES} items: send the last ones in input"
+            raise RequestError(f"previous_response_id: {message}", "previous_response_id")
     return _ITEMS.validate_python(items)
 
 

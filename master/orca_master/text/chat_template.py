@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, read_file
 
-from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
+from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
+from orca_master.errors import ConfigurationError, EngineUnavailableError, RequestError
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.template_process import CPU_SECONDS, FRAME_BYTES
 from orca_master.text.tokenizer_config import (
@@ -38,8 +39,8 @@ if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose im
 MIN_LIMIT = 1 << 20
 """Minimum of the limit of a prompt's characters, which is GROWTH times the size of the request."""
 GROWTH = 4
-MAX_WAITING = 256
-"""Maximum number of requests that wait for the process, which takes 0.5 ms for a typical request."""
+ENTRY_BYTES = 1024
+"""Memory of a message's part, or of a call, beside its text."""
 WALL_SECONDS = 60.0
 """Timeout of an exchange with the process, whose own limit is of processor time: reached only on a stalled machine."""
 CONTINUATION = "ORCACONTINUESHERE"
@@ -68,8 +69,7 @@ class ChatTemplate:
             raise ConfigurationError(str(error)) from error
         self.special_tokens = configuration.special_tokens
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._turns = BoundedTurns("chats")
 
     @property
     def source_with_tools(self) -> str | None:
@@ -82,11 +82,12 @@ class ChatTemplate:
         add_generation_prompt: bool,
         options: dict[str, Any],
         tools: Sequence[Tool] = (),
+        caller: Caller = ANYONE,
     ) -> str:
         """Render messages, and the functions that the answer can call, to a prompt.
 
         Raises RequestError without a template, or for messages or options that the template refuses;
-        QueueFullError if too many requests wait for the process, EngineUnavailableError if no process can be started.
+        QueueFullError if many requests wait for the process, EngineUnavailableError if no process can be started.
         """
         name = TOOL_USE if tools and TOOL_USE in self.sources else DEFAULT
         if name not in self.sources:
@@ -109,16 +110,10 @@ class ChatTemplate:
         texts = sum(message.num_characters for message in messages)
         size = texts + len(json.dumps([options, variables["tools"]]))
         frame = encode_frame({"name": name, "variables": variables, "limit": max(MIN_LIMIT, GROWTH * size)})
-        if self._num_waiting >= MAX_WAITING:
-            waiting = f"{self._num_waiting} requests are waiting for the chat template"
-            raise QueueFullError(f"{waiting}, the limit is {MAX_WAITING}")
-        self._num_waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._num_waiting -= 1
+        entries = sum(message.num_entries for message in messages)
+        await self._turns.acquire(caller, len(frame) + ENTRY_BYTES * entries)
         exchange = asyncio.create_task(self._exchange(frame))
-        exchange.add_done_callback(lambda _: self._turn.release())
+        exchange.add_done_callback(lambda _: self._turns.release(caller))
         # Shielded: cancelling the exchange would leave its answer in the pipe for the next request.
         answer = await asyncio.shield(exchange)
         if "text" not in answer:
@@ -127,7 +122,11 @@ class ChatTemplate:
         return str(answer["text"])
 
     async def render_unfinished(
-        self, messages: list[ChatMessage], options: dict[str, Any], tools: Sequence[Tool] = ()
+        self,
+        messages: list[ChatMessage],
+        options: dict[str, Any],
+        tools: Sequence[Tool] = (),
+        caller: Caller = ANYONE,
     ) -> str:
         """Render messages up to the last character of the last one, which the answer continues. Raises as `render`."""
         *before, last = messages
@@ -135,7 +134,7 @@ class ChatTemplate:
             message = "continue_final_message: the last message must be of the role assistant and have a text"
             raise RequestError(message, "messages")
         marked = last.model_copy(update={"content": last.text + CONTINUATION})
-        text, mark, _ = (await self.render([*before, marked], False, options, tools)).rpartition(CONTINUATION)
+        text, mark, _ = (await self.render([*before, marked], False, options, tools, caller)).rpartition(CONTINUATION)
         if not mark:
             message = "continue_final_message: the chat template does not write the text of the last message"
             raise RequestError(message, "messages")
@@ -143,8 +142,11 @@ class ChatTemplate:
 
     async def __aenter__(self) -> ChatTemplate:
         if self.sources:
-            async with self._turn:
+            await self._turns.acquire(ANYONE, 0)
+            try:
                 await self._started()
+            finally:
+                self._turns.release(ANYONE)
         return self
 
     async def __aexit__(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
 from orca_master.bodies.lengths import Lengths
-from orca_master.errors import CONTEXT_EXCEEDED, QueueFullError, RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
 
 SHORT = 2048
@@ -20,8 +21,6 @@ PIECE = 32 << 10
 MIN_LIMIT = 64 << 10
 """Minimum of the token limit of a text: /tokenize accepts texts that are longer than the model's context."""
 NUM_THREADS = 2
-MAX_WAITING = 256
-"""Maximum number of texts that wait for a thread."""
 
 
 class Encoder:
@@ -30,24 +29,24 @@ class Encoder:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
-        self._num_waiting = 0
+        self._turns = BoundedTurns("texts", NUM_THREADS)
 
-    async def encode(self, text: str, name: str, add_special_tokens: bool, lengths: Lengths) -> list[int]:
+    async def encode(
+        self, text: str, name: str, add_special_tokens: bool, lengths: Lengths, caller: Caller = ANYONE
+    ) -> list[int]:
         """Return the token ids of the field `name`; raise RequestError, or QueueFullError if many texts wait."""
         if len(text) <= SHORT:
             tokens = self._codec.encode(text, add_special_tokens, name)
             await asyncio.sleep(0)  # a request may have a thousand short texts: others are served between them
             return tokens
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(f"{self._num_waiting} texts are waiting to be tokenized, the limit is {MAX_WAITING}")
-        self._num_waiting += 1
+        await self._turns.acquire(caller, len(text))
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(
                 self._threads, self._encode, text, name, add_special_tokens, lengths.max_model_len or 0
             )
         finally:
-            self._num_waiting -= 1
+            self._turns.release(caller)
 
     def _encode(self, text: str, name: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
         # A text has more than half as many tokens as its pieces together.

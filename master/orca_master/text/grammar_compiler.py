@@ -21,10 +21,10 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
+from orca_master.bodies.fair_turns import FairTurns, WorkInTurn
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
-from orca_master.text.fair_turns import FairTurns, WorkInTurn
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.token_matcher import TokenMatcher

@@ -1,4 +1,4 @@
-"""`FairTurns`: a lock for which owners take turns: many waiting tasks of one owner delay another's by one turn.
+"""`FairTurns`: a semaphore for which owners take turns: many waiting tasks of one owner delay another's by one turn.
 
 `WorkInTurn`: work that begins when it is its owner's turn, and whose result several callers may await.
 """
@@ -14,18 +14,17 @@ Result = TypeVar("Result")
 
 
 class FairTurns:
-    """Used on one event loop. Tasks of an owner have their turns in the order of `acquire`."""
+    """`num_turns` turns at a time, on one event loop. Tasks of an owner have theirs in the order of `acquire`."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_turns: int = 1) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """By owner, in the order of their next turns."""
-        self._holder: str | None = None
-        """The owner whose turn it is."""
+        self.num_free = num_turns
 
     async def acquire(self, owner: str) -> None:
         """Wait for the turn of a task of `owner`, and take it."""
-        if self._holder is None:
-            self._holder = owner
+        if self.num_free:
+            self.num_free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(turn)
@@ -33,22 +32,24 @@ class FairTurns:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # the turn came at the same time
-                self.release()
+                self.release(owner)
             raise
 
-    def release(self) -> None:
-        """End a turn: its owner goes behind the others that wait, and the first of them has the next turn."""
-        if self._holder is not None and self._holder in self._waiting:
-            self._waiting.move_to_end(self._holder)
+    def release(self, owner: str) -> None:
+        """End a turn of `owner`, who goes behind the others that wait; the first of them has the next turn."""
+        if owner in self._waiting:
+            self._waiting.move_to_end(owner)
         while self._waiting:
-            self._holder, turns = next(iter(self._waiting.items()))
+            first, turns = next(iter(self._waiting.items()))
             turn = turns.popleft()
             if not turns:
-                del self._waiting[self._holder]
+                del self._waiting[first]
+            elif not turn.cancelled():
+                self._waiting.move_to_end(first)
             if not turn.cancelled():
                 turn.set_result(None)
                 return
-        self._holder = None
+        self.num_free += 1
 
 
 class WorkInTurn(Generic[Result]):
@@ -89,4 +90,4 @@ class WorkInTurn(Generic[Result]):
         try:
             return await work()
         finally:
-            turns.release()
+            turns.release(owner)
