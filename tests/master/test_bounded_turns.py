@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from orca_master.bodies import bounded_turns
-from orca_master.bodies.bounded_turns import ANYONE, MAX_BYTES, BoundedTurns, Caller
+from orca_master.bodies.bounded_turns import ANYONE, MAX_BYTES, MIN_WAITING, BoundedTurns, Caller
+from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import QueueFullError
+from support.scripted_engine import Scripted, ScriptedEngine, make_model
 
 
 def refusal(waiting: list[int], num_bytes: int, caller: Caller) -> str:
@@ -81,3 +84,14 @@ def test_callers_take_turns():
 
     order = asyncio.run(asyncio.wait_for(scene(), 60))
     assert order.index("b") <= 3
+
+
+@pytest.mark.parametrize(("depth", "limit"), [(4096, 4096), (2, MIN_WAITING)])
+def test_the_limit_is_that_of_the_queue_which_may_be_short(tmp_path, depth, limit):
+    class Queue(ScriptedEngine):
+        @property
+        def status(self) -> EngineStatus:
+            return replace(super().status, max_queued_requests=depth)
+
+    endpoint = Scripted(make_model(tmp_path, ""), "a", engine=Queue).endpoint
+    assert endpoint.caller("key") == Caller("key", limit)

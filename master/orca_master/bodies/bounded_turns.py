@@ -11,13 +11,15 @@ from orca_master.errors import QueueFullError
 
 MAX_BYTES = 256 << 20
 """Maximum memory of all tasks that wait; one that waits alone may have more."""
+MIN_WAITING = 256
+"""Number of tasks that may wait at least, also before a queue that is shorter."""
 TURN_SECONDS = 60.0
 """Maximum wait of a task for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A client whose request waits: the digest of its API key, and how many requests may wait (--max-queue-depth)."""
+    """A client whose request waits: the digest of its API key, and how many requests may wait."""
 
     owner: str = ""
     limit: int = sys.maxsize

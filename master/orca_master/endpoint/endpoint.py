@@ -13,7 +13,7 @@ from fastapi import Request
 from orca_master.batches.service import Batches
 from orca_master.bodies.body import Body
 from orca_master.bodies.body_checker import BodyChecker
-from orca_master.bodies.bounded_turns import Caller
+from orca_master.bodies.bounded_turns import MIN_WAITING, Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.answer_parts import AnswerFormat
@@ -138,7 +138,7 @@ class Endpoint:
 
     def caller(self, owner: str) -> Caller:
         """Return the client with the API key `owner`, whose requests wait for turns before the engine's queue."""
-        return Caller(owner, self.engine.status.max_queued_requests)
+        return Caller(owner, max(MIN_WAITING, self.engine.status.max_queued_requests))
 
     async def encode(self, text: str, name: str, owner: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenize a text, the field `name` of a request; raise RequestError or QueueFullError."""
