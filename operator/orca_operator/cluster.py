@@ -81,6 +81,11 @@ class Cluster:
         self._resources: dict[str, Any] = {}
         self._discovered_at: dict[str, float] = {}
 
+    def serves(self, kind: str) -> bool:
+        """Whether the API server serves a kind now."""
+        with self._lock:
+            return self._discover(kind) is not None
+
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Return one object, None if it does not exist; `namespace` is "" for a kind without namespaces."""
         try:
