@@ -39,7 +39,7 @@ async def run(
 ) -> None:
     """Watch `namespaces` (all if empty) until SIGINT or SIGTERM, from the time on at which the CRD is there.
 
-    Raises ClusterError if no cluster is configured, OSError if the port of the metrics is in use.
+    Raises ClusterError without a cluster that answers, OSError if the port of the metrics is in use.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ def _liveness_host() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run `orca operator`; return exit code 0 after a signal, 1 if no cluster is configured."""
+    """Run `orca operator`; return exit code 0 after a signal, 1 if a port is in use, 2 without a cluster."""
     parser = OneLineParser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="namespace to watch, repeatable (the operator's own)"
@@ -112,6 +112,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("httpx", "httpcore", "kopf.objects", "kopf.activities", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each attempt; ClusterError has the last one
     liveness = None
     if arguments.liveness_port is not None:
         liveness = f"http://{_liveness_host()}:{arguments.liveness_port}/healthz"
@@ -122,5 +123,5 @@ def main(argv: list[str]) -> int:
         asyncio.run(run(watched, images, liveness, arguments.metrics_port, propagation))
     except (ClusterError, OSError) as error:
         print(f"orca operator: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ClusterError) else 1
     return 0

@@ -55,6 +55,15 @@ def test_a_port_in_use_ends_the_operator_with_one_line(monkeypatch, capsys):
     assert str(port) in line
 
 
+def test_without_an_api_server_that_answers_there_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    with KubernetesApi(("Pod",)).serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    assert main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("orca operator: error: no cluster: the API server does not answer: ")
+
+
 @pytest.mark.parametrize(
     ("address", "url"),
     [
