@@ -170,7 +170,7 @@ def _surroundings(context: Context, observed: Observed, steps: Shares) -> list[d
 def _others_exist(context: Context, observed: Observed) -> bool:
     """Whether an outdated revision still has workloads or pods."""
     return any(
-        label(child, names.REVISION_LABEL) != context.revision
+        label(child, names.REVISION_LABEL) not in (context.revision, "")
         for kind in (*WORKLOADS, "Pod")
         for child in observed.of_kind(kind)
     )

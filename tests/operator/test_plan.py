@@ -326,6 +326,16 @@ def test_objects_of_users_with_the_labels_are_left_alone():
     assert [name_of(action.child) for action in actions if isinstance(action, Delete)] == ["demo-gone-boot"]
 
 
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "StatefulSet"])
+def test_recreate_waits_for_no_object_of_another_with_the_label(kind):
+    """Such a pod may run for ever, and the status would not say why nothing starts."""
+    recreated = context(merged(MINIMAL, **RECREATE))
+    foreign = {"kind": kind, "metadata": {"name": "debug", "labels": names.labels("demo"), "uid": "x"}, "spec": {}}
+    actions = plan(recreated, view(Observed((foreign,))))
+    applied = {action.manifest["kind"] for action in actions if isinstance(action, Apply)}
+    assert {"Deployment", "StatefulSet"} <= applied
+
+
 @pytest.mark.parametrize("replicas", [1, 3, 9])
 def test_replicas_are_the_autoscalers(replicas):
     """The number of pods follows `replicas` alone, also beyond the bounds of the autoscaler."""
