@@ -60,9 +60,9 @@ class KindNotServedError(Exception):
 class _BoundedClient(client.ApiClient):
     """Sends no request without a timeout; those of the discovery have none of their own."""
 
-    def call_api(self, *arguments: Any, _request_timeout: float | None = None, **named: Any) -> Any:
-        timeout = _request_timeout or CALL_SECONDS
-        return super().call_api(*arguments, _request_timeout=timeout, **named)  # type: ignore[no-untyped-call]
+    def call_api(self, *arguments: Any, **named: Any) -> Any:
+        timeout = named.pop("_request_timeout", None) or CALL_SECONDS
+        return super().call_api(*arguments, **named | {"_request_timeout": timeout})
 
 
 def connect(on_write: Callable[[str, str], None]) -> Cluster:
