@@ -36,7 +36,7 @@ class Keda(Part):
     )
     idle_replica_count: Annotated[int, Field(ge=0, le=999)] | None = Field(
         None,
-        description="Number of pipelines without any load, less than minReplicas. 0 has no effect: use minReplicas: 0.",
+        description="Has no effect: KEDA supports only 0, which would end the master. Use minReplicas: 0.",
     )
     fallback: Fallback | None = Field(
         None, description="The number of pipelines while the metrics cannot be read. Needs KEDA 2.17."
@@ -84,13 +84,7 @@ class Autoscaling(Part):
         return min(self.scale_down_delay_seconds, LONGEST_WINDOW)
 
     @property
-    def idles_below_minimum(self) -> bool:
-        """Whether the number of pipelines without load is less than the minimum, as KEDA requires."""
-        idle = None if self.keda is None else self.keda.idle_replica_count
-        return not idle or idle < self.min_replicas
-
-    @property
     def not_implemented(self) -> list[str]:
         """The YAML paths and values that have no effect."""
         idle = None if self.keda is None else self.keda.idle_replica_count
-        return ["autoscaling.keda.idleReplicaCount: 0"] if idle == 0 else []
+        return [] if idle is None else [f"autoscaling.keda.idleReplicaCount: {idle}"]

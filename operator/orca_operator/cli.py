@@ -14,13 +14,18 @@ from datetime import timedelta
 import kopf
 from orca_protos.command_line import OneLineParser, port
 
-from orca_operator.cluster import ClusterError, connect
+from orca_operator.cluster import Cluster, ClusterError, connect
 from orca_operator.handlers import make_registry
 from orca_operator.manifests.context import Images
 from orca_operator.master_client import MasterClient
 from orca_operator.metrics import Metrics
 from orca_operator.metrics_port import serving_metrics
+from orca_operator.names import KIND
 from orca_operator.reconcile import PROPAGATION, Reconciler
+
+KIND_SECONDS = 3.0
+"""Interval of questions for the kind until the API server serves it."""
+logger = logging.getLogger(__name__)
 
 
 def _seconds(text: str) -> timedelta:
@@ -32,9 +37,9 @@ def _seconds(text: str) -> timedelta:
 async def run(
     namespaces: list[str], images: Images, liveness: str | None, metrics_port: int | None, propagation: timedelta
 ) -> None:
-    """Watch `namespaces` (all if empty) until SIGINT or SIGTERM.
+    """Watch `namespaces` (all if empty) until SIGINT or SIGTERM, from the time on at which the CRD is there.
 
-    Raises ClusterError if no cluster is configured, OSError if the port of the metrics is in use.
+    Raises ClusterError without a cluster that answers, OSError if the port of the metrics is in use.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -46,14 +51,35 @@ async def run(
     async with contextlib.AsyncExitStack() as stack:
         if metrics_port is not None:
             await stack.enter_async_context(serving_metrics(metrics_port, metrics.render))
-        await kopf.operator(
-            registry=make_registry(reconciler),
-            namespaces=namespaces,
-            clusterwide=not namespaces,
-            standalone=True,
-            liveness_endpoint=liveness,
-            stop_flag=stop,
-        )
+        if await wait_for_kind(cluster, stop):
+            await kopf.operator(  # handles the signals from here on
+                registry=make_registry(reconciler),
+                namespaces=namespaces,
+                clusterwide=not namespaces,
+                standalone=True,
+                liveness_endpoint=liveness,
+            )
+
+
+async def wait_for_kind(cluster: Cluster, stop: asyncio.Event) -> bool:
+    """Wait until the API server serves OrcaDeployments, or until `stop`; return False then.
+
+    kopf learns the kinds only at its start. Nothing answers the probes meanwhile, so that the pod is not ready.
+    """
+    logged = ""
+    while not stop.is_set():
+        try:
+            if await asyncio.to_thread(cluster.serves, KIND):
+                return not stop.is_set()
+            problem = f"the API server does not serve {KIND}: waiting for the CRD (kubectl apply -f crds/)"
+        except ClusterError as error:
+            problem = f"waiting for {KIND}: {error}"
+        if problem != logged:
+            logger.warning(problem)
+            logged = problem
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), KIND_SECONDS)
+    return False
 
 
 def _liveness_host() -> str:
@@ -63,7 +89,7 @@ def _liveness_host() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run `orca operator`; return exit code 0 after a signal, 1 if no cluster is configured."""
+    """Run `orca operator`; return exit code 0 after a signal, 1 if a port is in use, 2 without a cluster."""
     parser = OneLineParser(prog="orca operator", description="Turns OrcaDeployments into engine masters and workers.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="namespace to watch, repeatable (the operator's own)"
@@ -86,6 +112,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("httpx", "httpcore", "kopf.objects", "kopf.activities", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each attempt; ClusterError has the last one
     liveness = None
     if arguments.liveness_port is not None:
         liveness = f"http://{_liveness_host()}:{arguments.liveness_port}/healthz"
@@ -96,5 +123,5 @@ def main(argv: list[str]) -> int:
         asyncio.run(run(watched, images, liveness, arguments.metrics_port, propagation))
     except (ClusterError, OSError) as error:
         print(f"orca operator: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ClusterError) else 1
     return 0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import DynamicApiError, NotFoundError, ResourceNotFoundError
+from kubernetes.dynamic.exceptions import NotFoundError, ResourceNotFoundError
+from urllib3.exceptions import HTTPError
 
 from orca_operator.names import API_VERSION, DEPLOYMENT_LABEL, FIELD_MANAGER, KIND
 
@@ -55,6 +57,14 @@ class KindNotServedError(Exception):
     """The API server does not serve this kind."""
 
 
+class _BoundedClient(client.ApiClient):
+    """Sends no request without a timeout; those of the discovery have none of their own."""
+
+    def call_api(self, *arguments: Any, **named: Any) -> Any:
+        timeout = named.pop("_request_timeout", None) or CALL_SECONDS
+        return super().call_api(*arguments, **named | {"_request_timeout": timeout})
+
+
 def connect(on_write: Callable[[str, str], None]) -> Cluster:
     """Connect with the pod's service account, or with the user's kubeconfig; raise ClusterError."""
     try:
@@ -63,9 +73,10 @@ def connect(on_write: Callable[[str, str], None]) -> Cluster:
         except config.ConfigException:
             config.load_kube_config()  # type: ignore[no-untyped-call]
         cache = Path(tempfile.mkdtemp(prefix="orca-operator-")) / "discovery.json"
-        return Cluster(DynamicClient(client.ApiClient(), cache_file=str(cache)), on_write)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError, ApiException) as error:
-        raise ClusterError(0, f"no cluster: {error}") from error
+        with _mapped_errors():
+            return Cluster(DynamicClient(_BoundedClient(), cache_file=str(cache)), on_write)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError, ValueError, ClusterError) as error:
+        raise ClusterError(getattr(error, "status", 0), f"no cluster: {error}") from error
 
 
 class Cluster:
@@ -80,6 +91,11 @@ class Cluster:
         self._lock = threading.Lock()
         self._resources: dict[str, Any] = {}
         self._discovered_at: dict[str, float] = {}
+
+    def serves(self, kind: str) -> bool:
+        """Whether the API server serves a kind now."""
+        with self._lock:
+            return self._discover(kind) is not None
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Return one object, None if it does not exist; `namespace` is "" for a kind without namespaces."""
@@ -210,23 +226,27 @@ class Cluster:
             raise KindNotServedError(f"{API_VERSIONS[kind]} {kind}") from error
 
     def _discover(self, kind: str) -> Any:
-        try:
-            return self._dynamic.resources.get(api_version=API_VERSIONS[kind], kind=kind)
-        except (ResourceNotFoundError, NotFoundError):
-            return None
-        except (ApiException, OSError) as error:
-            raise ClusterError(getattr(error, "status", 0) or 0, str(error)) from error
+        with _mapped_errors():
+            try:
+                return self._dynamic.resources.get(api_version=API_VERSIONS[kind], kind=kind)
+            except (ResourceNotFoundError, NotFoundError):
+                return None
 
     def _call(self, method: Any, **arguments: Any) -> dict[str, Any]:
-        try:
-            response: dict[str, Any] = method(**arguments, _request_timeout=CALL_SECONDS).to_dict()
-        except (DynamicApiError, ApiException) as error:
-            raise ClusterError(error.status or 0, _message(error)) from error
-        except Exception as error:  # urllib3 has no public base class of its connection errors
-            if type(error).__module__.partition(".")[0] == "urllib3":
-                raise ClusterError(0, f"the API server does not answer: {error}") from error
-            raise
+        with _mapped_errors():
+            response: dict[str, Any] = method(**arguments).to_dict()
         return response
+
+
+@contextlib.contextmanager
+def _mapped_errors() -> Iterator[None]:
+    """Raise ClusterError for a request without an answer, and for an answer that is an error."""
+    try:
+        yield
+    except ApiException as error:
+        raise ClusterError(error.status or 0, _message(error)) from error
+    except (HTTPError, OSError) as error:
+        raise ClusterError(0, f"the API server does not answer: {error}") from error
 
 
 def _message(error: Any) -> str:

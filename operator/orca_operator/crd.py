@@ -135,7 +135,7 @@ def page() -> str:
     lines += [f"- `{where(rule)}` {rule.message}." for rule in RULES]
     lines += ["", "## Accepted, but not implemented yet", ""]
     lines += [f"- `{leaf.wire}`" for leaf in leaves(Spec) if leaf.effect is Effect.NOT_YET]
-    lines.append("- 0 as a value of `autoscaling.keda.idleReplicaCount`: `autoscaling.minReplicas: 0` scales to zero")
+    lines.append("- `autoscaling.keda.idleReplicaCount`: `autoscaling.minReplicas: 0` scales to zero")
     lines += ["", "While one of these fields is set, the condition `FullyApplied` is False and names it.", ""]
     lines += ["## Conditions", "", "| type | True when |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in CONDITIONS.items()]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
@@ -13,6 +16,23 @@ from orca_operator.store import WATCHED
 
 HUNG_SECONDS = 300.0
 """The liveness probe fails while a pass is due or runs for longer: every wait in a pass has a shorter bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoffs:
+    """Seconds between the attempts of a request of kopf, without an end: after a last attempt kopf ends the operator.
+
+    403 is the answer in a namespace that is deleted, 5xx that of an API server that starts: both end without a restart.
+    """
+
+    first: tuple[float, ...]
+    last: float
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(self.first, itertools.repeat(self.last))
+
+
+BACKOFFS = Backoffs((1, 2, 5, 15), 30)
 
 
 def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
@@ -81,5 +101,6 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.connect_timeout = 10
     settings.watching.inactivity_timeout = 90  # the API server sends a bookmark every minute; then kopf connects anew
     settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = BACKOFFS
     settings.posting.enabled = False
     settings.scanning.disabled = True

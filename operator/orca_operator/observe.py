@@ -89,12 +89,13 @@ class Observed:
         return [stored for stored in self.of_kind("ControllerRevision") if owner(stored).get("kind") == KIND]
 
     def revisions(self) -> set[str]:
-        """Return the revisions that have a master or workers."""
+        """Return the revisions that have a master or workers; objects of others may have the deployment's label."""
         return {
-            label(child, REVISION_LABEL)
+            revision
             for kind in ("Deployment", "StatefulSet")
             for child in self.of_kind(kind)
-        }  # fmt: skip
+            if (revision := label(child, REVISION_LABEL))
+        }
 
     def held_pipelines(self, revision: str) -> int:
         """Return how many pipelines of a revision have pods, by its StatefulSets."""

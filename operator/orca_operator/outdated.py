@@ -84,7 +84,7 @@ def _master_lasts(observed: Observed, revision: str) -> bool:
 
 def outdated_revisions(context: Context, observed: Observed) -> list[str]:
     """Return the other revisions that have workloads."""
-    return sorted(observed.revisions() - {context.revision, ""})
+    return sorted(observed.revisions() - {context.revision})
 
 
 def is_dispensable(context: Context, view: View, revision: str, serving_revision: str) -> bool:

@@ -93,7 +93,7 @@ def plan(
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if not _is_rendered(child):
+            if not _is_rendered(child, context.name):
                 continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
@@ -103,13 +103,17 @@ def plan(
     return actions
 
 
-def _is_rendered(child: Object) -> bool:
+def _is_rendered(child: Object, deployment: str) -> bool:
     """Whether the operator has made an object, also one whose OrcaDeployment was deleted without its objects.
 
-    Others have its labels, too: KEDA copies them to its own HPA, and `kubectl expose` to a Service without an owner.
+    Others have its labels, too: KEDA copies them to its own HPA, and `kubectl expose` those of a revision to a Service
+    without an owner, by default of the name of the Deployment.
     """
-    kind = owner(child).get("kind")
-    return kind == names.KIND or (kind is None and bool(label(child, names.REVISION_LABEL)))
+    if owner(child):
+        return owner(child).get("kind") == names.KIND
+    revision = label(child, names.REVISION_LABEL)
+    is_of_revision = bool(revision) and name_of(child).startswith(f"{names.revision(deployment, revision)}-")
+    return is_of_revision and child["kind"] in (*WORKLOADS, "ConfigMap")
 
 
 def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:
@@ -166,7 +170,7 @@ def _surroundings(context: Context, observed: Observed, steps: Shares) -> list[d
 def _others_exist(context: Context, observed: Observed) -> bool:
     """Whether an outdated revision still has workloads or pods."""
     return any(
-        label(child, names.REVISION_LABEL) != context.revision
+        label(child, names.REVISION_LABEL) not in (context.revision, "")
         for kind in (*WORKLOADS, "Pod")
         for child in observed.of_kind(kind)
     )

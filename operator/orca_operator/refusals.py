@@ -10,8 +10,8 @@ from orca_operator.cluster import ClusterError
 from orca_operator.diagnose import is_of_quota
 from orca_operator.validation import InvalidSpecError, RejectedError
 
-REFUSED = (400, 403, 409, 422)
-"""HTTP statuses of a rejected request: a retry is useless."""
+REFUSED = (400, 403, 422)
+"""HTTP statuses of a rejected request: a retry is useless. 409 is a race, also of the controller of quotas."""
 NOT_IN_SCHEMA = "failed to create typed patch object"
 """In the answer (500, kubernetes/kubernetes#139253) to a field of an unknown name or a wrong type."""
 LACKS_RIGHT = 'is forbidden: User "'

@@ -155,7 +155,7 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     pipeline are ready: its pod is ready only while it accepts requests.
     """
     observed, wanted = situation.view.observed, situation.revision
-    others = sorted(observed.revisions() - {wanted, ""})
+    others = sorted(observed.revisions() - {wanted})
     entries = _pipelines_of(situation, wanted, situation.desired) if situation.spec and wanted else []
     entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
     before = {entry["id"]: entry for entry in previous.get("pipelines") or []}

@@ -118,14 +118,6 @@ RULES = (
         ),
     ),
     Rule(
-        "autoscaling",
-        "!has(self.keda) || !has(self.keda.idleReplicaCount) || self.keda.idleReplicaCount == 0 || "
-        "self.keda.idleReplicaCount < self.minReplicas",
-        "autoscaling.keda.idleReplicaCount",
-        "must be less than autoscaling.minReplicas",
-        lambda name, spec: spec.autoscaling is None or spec.autoscaling.idles_below_minimum,
-    ),
-    Rule(
         "rolloutStrategy",
         "has(self.type) && self.type == 'Recreate' || "
         "!has(self.maxSurge) || !(self.maxSurge == 0 || self.maxSurge == '0%') || "

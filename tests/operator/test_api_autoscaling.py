@@ -21,10 +21,14 @@ from support.orcadeployments import MINIMAL, merged
             1,
             ["autoscaling.keda.idleReplicaCount: 0"],
         ),
-        ({"minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 1}}, 2, []),
+        (
+            {"minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 1}},
+            2,
+            ["autoscaling.keda.idleReplicaCount: 1"],
+        ),
     ],
 )
-def test_an_autoscaler_has_a_minimum_of_1_and_keda_no_idle_count_of_0(values, minimum, without_effect):
+def test_an_autoscaler_has_a_minimum_of_1_and_keda_no_idle_count(values, minimum, without_effect):
     autoscaling = Autoscaling.model_validate(values)
     assert autoscaling.effective_min_replicas == minimum
     assert autoscaling.not_implemented == without_effect

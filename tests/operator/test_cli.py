@@ -1,12 +1,24 @@
-"""Mistakes on the command line of `orca operator`: one line and exit code 2."""
+"""`orca operator`: mistakes on the command line are one line and exit code 2; it waits for its CRD."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import signal
 import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
-from orca_operator import cli
+from kubernetes import client
+from orca_operator import cli, names
 from orca_operator.cli import main
+from orca_operator.manifests.context import Images
+from support.kubernetes_api import KubernetesApi
 
 
 @pytest.mark.parametrize(
@@ -43,6 +55,15 @@ def test_a_port_in_use_ends_the_operator_with_one_line(monkeypatch, capsys):
     assert str(port) in line
 
 
+def test_without_an_api_server_that_answers_there_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    with KubernetesApi(("Pod",)).serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    assert main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("orca operator: error: no cluster: the API server does not answer: ")
+
+
 @pytest.mark.parametrize(
     ("address", "url"),
     [
@@ -63,3 +84,66 @@ def test_the_probe_listens_at_the_address_of_the_pod(address, url, monkeypatch):
         monkeypatch.setenv("POD_IP", address)
     assert main(["--liveness-port", "8080"]) == 0
     assert used == [url]
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    """Serve without the CRD."""
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    monkeypatch.setattr(cli, "KIND_SECONDS", 0.05)
+    server = KubernetesApi(("Pod", names.KIND))
+    del server.versions[names.KIND]
+    with server.serve(tmp_path) as kubeconfig:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        yield server
+
+
+def lists(api: KubernetesApi, plural: str) -> int:
+    return sum(path.split("/")[-1] == plural and not query.get("watch") for _, path, query in api.requests)
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("install", [True, False])
+def test_the_operator_waits_for_its_crd(api, caplog, install):
+    """kopf, which learns the kinds of the cluster only at its start, and answers the probes, starts after the CRD."""
+    watched: list[int] = []
+
+    def drive() -> None:
+        until(lambda: lists(api, "apis") >= 10)
+        watched.append(lists(api, "pods"))
+        if install:
+            api.versions[names.KIND] = names.API_VERSION
+            until(lambda: lists(api, names.PLURAL))
+        watched.append(lists(api, names.PLURAL))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    with caplog.at_level(logging.WARNING, "orca_operator"):
+        asyncio.run(cli.run(["default"], Images("m", "w"), None, None, timedelta(seconds=1)))
+    driver.join()
+    assert watched == [0, int(install)], "kopf has not started before"
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "orca_operator.cli"]
+    assert line == "the API server does not serve OrcaDeployment: waiting for the CRD (kubectl apply -f crds/)"
+
+
+def test_an_api_server_that_fails_meanwhile_ends_nothing(api, caplog):
+    async def run() -> None:
+        cluster, stop = await asyncio.to_thread(cli.connect, lambda _verb, _kind: None), asyncio.Event()
+        api.answers["/version"] = (503, {"kind": "Status", "message": "no storage"})
+        task = asyncio.create_task(cli.wait_for_kind(cluster, stop))
+        async with asyncio.timeout(60):
+            while not caplog.records:
+                await asyncio.sleep(0.02)
+            del api.answers["/version"]
+            api.versions[names.KIND] = names.API_VERSION
+            assert await task
+
+    asyncio.run(run())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "orca_operator.cli"]
+    assert line.startswith("waiting for OrcaDeployment: ")

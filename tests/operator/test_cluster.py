@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes import client
+from kubernetes.client import rest
 from orca_operator import cluster as cluster_module
 from orca_operator import names
-from orca_operator.cluster import Cluster, ClusterError, KindNotServedError, connect
+from orca_operator.cluster import CALL_SECONDS, Cluster, ClusterError, KindNotServedError, connect
 from orca_operator.names import KIND
 from support.kubernetes_api import KubernetesApi
 
@@ -194,10 +196,49 @@ def test_a_server_that_is_gone_is_an_error_with_status_0(tmp_path, monkeypatch):
         monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
         found = connect(unnoticed)
         assert found.get("Service", "default", "demo") is None
-    with pytest.raises(ClusterError) as raised:
-        found.get("Service", "default", "demo")
-    assert raised.value.status == 0
-    assert "does not answer" in str(raised.value)
+    for call in (
+        lambda: found.get("Service", "default", "demo"),
+        lambda: found.children("Pod", "default", "demo"),  # needs the discovery first
+        lambda: found.serves("PodMonitor"),
+        lambda: connect(unnoticed),
+    ):
+        with pytest.raises(ClusterError, match="the API server does not answer: ") as raised:
+            call()
+        assert raised.value.status == 0
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/version", "PodMonitor"), ("/apis", "PodMonitor"), ("/api/v1", "Pod"), ("/apis/apps/v1", "StatefulSet")],
+)
+def test_an_error_of_the_discovery_has_the_words_of_the_server(api, cluster, path, kind):
+    """Not the client's own, which are the headers and a traceback."""
+    api.answers[path] = (500, {"kind": "Status", "message": "no, because"})
+    with pytest.raises(ClusterError, match=r"^no, because$") as raised:
+        cluster.get(kind, "default", "demo")
+    assert raised.value.status == 500
+    with pytest.raises(ClusterError, match=r"^(no cluster: )?no, because$"):
+        connect(unnoticed).get(kind, "default", "demo")
+
+
+def test_no_request_is_without_a_timeout(api, monkeypatch):
+    """Those of the discovery hold a lock, which every call needs."""
+    timeouts = []
+    request = rest.RESTClientObject.request
+
+    def note(*arguments: Any, **named: Any) -> Any:
+        timeouts.append(named["_request_timeout"])
+        return request(*arguments, **named)
+
+    monkeypatch.setattr(rest.RESTClientObject, "request", note)
+    found = connect(unnoticed)
+    at_start = len(timeouts)
+    found.get("Service", "default", "demo")
+    with pytest.raises(KindNotServedError):
+        found.children("PodMonitor", "default", "demo")
+    assert 1 < at_start < len(timeouts) - 3
+    assert set(timeouts) == {CALL_SECONDS}
 
 
 def test_without_a_kubeconfig_there_is_no_cluster(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ import kopf
 import pytest
 from kopf._core.intents.causes import Activity
 from kubernetes import client
-from orca_operator import names
-from orca_operator.handlers import HUNG_SECONDS, configure, make_registry
+from orca_operator import handlers, names
+from orca_operator.handlers import HUNG_SECONDS, Backoffs, configure, make_registry
 from orca_operator.names import KIND
 from orca_operator.store import WATCHED, Store
 from support.kubernetes_api import KubernetesApi, plural
@@ -166,6 +167,30 @@ def test_the_selector_is_set_for_every_watched_kind():
     assert set(settings.watching.label_selectors.values()) == {names.DEPLOYMENT_LABEL}
 
 
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_namespace_that_cannot_be_listed_ends_nothing_and_is_watched_again(api, monkeypatch, status):
+    """As while the namespace or its RoleBinding is deleted, or while the API server has no storage."""
+    monkeypatch.setattr(handlers, "BACKOFFS", Backoffs((0.05,), 0.05))
+    queue = Queue()
+    path = f"/apis/{names.API_VERSION}/namespaces/b/{names.PLURAL}"
+    api.answers[path] = (status, {"kind": "Status", "message": "no, because", "code": status})
+
+    def asked(watch: bool) -> int:
+        return [bool(query.get("watch")) for _, asked, query in api.requests if asked == path].count(watch)
+
+    async def run() -> None:
+        async with operator(queue, ("a", "b")):
+            await until(lambda: asked(watch=False) > 20)  # more than kopf's own nine attempts
+            api.put(KIND, {"kind": KIND, "metadata": {"name": "one", "namespace": "a"}, "spec": {}}, "ADDED")
+            await until(lambda: queue.keys == [("a", "one")])
+            assert not asked(watch=True)
+            del api.answers[path]
+            await until(lambda: asked(watch=True))
+
+    asyncio.run(run())
+    assert queue.closed
+
+
 def names_of(queue: Queue) -> set[str]:
     return {found["metadata"]["name"] for found in queue.store.children(("default", "demo"))}
 
@@ -226,5 +251,7 @@ def test_everything_that_waits_is_bounded_and_kopf_posts_no_events():
     assert settings.watching.connect_timeout <= 10
     assert 60 < settings.watching.inactivity_timeout <= 120, "the API server sends a bookmark every minute"
     assert settings.networking.request_timeout <= 30
+    waits = list(itertools.islice(iter(settings.networking.error_backoffs), 1000))  # type: ignore[arg-type]
+    assert (waits[0], len(waits), max(waits)) == (1, 1000, 30), "the attempts have no end"
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True, "a Role of a namespace may not list CustomResourceDefinitions"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_operator import names
 from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology, Scale
-from orca_operator.observe import Observed, label
+from orca_operator.observe import Observed, label, name_of
 from orca_operator.plan import plan
 from support.orcadeployments import MINIMAL, context, everything, live, merged, pod, report, view
 
@@ -308,15 +309,31 @@ def test_the_hpa_that_keda_creates_is_left_alone():
 
 
 def test_objects_of_users_with_the_labels_are_left_alone():
-    """`kubectl expose` copies the labels of a Service; what the operator renders has a revision or an owner."""
-    labels = names.labels("demo")
-    copied = {"kind": "Service", "metadata": {"name": "public", "labels": labels, "uid": "x"}}
-    orphan = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "old", "labels": {**labels, names.REVISION_LABEL: "gone"}, "uid": "y"},
-    }
-    actions = plan(context(), view(Observed((copied, orphan))))
-    assert [action.child["metadata"]["name"] for action in actions if isinstance(action, Delete)] == ["old"]
+    """`kubectl expose` copies the labels of a Service, or those of a revision from its Deployment or pod."""
+    of_revision = {**names.labels("demo"), names.REVISION_LABEL: "gone"}
+
+    def child(kind: str, name: str, labels: dict[str, str]) -> dict[str, Any]:
+        return {"kind": kind, "metadata": {"name": name, "labels": labels, "uid": name}}
+
+    children = (
+        child("Service", "public", names.labels("demo")),
+        child("Service", "public-too", of_revision),
+        child("Service", "demo-gone-master", of_revision),
+        child("ConfigMap", "copied", of_revision),
+        child("ConfigMap", "demo-gone-boot", of_revision),  # of an OrcaDeployment that was deleted without its objects
+    )
+    actions = plan(context(), view(Observed(children)))
+    assert [name_of(action.child) for action in actions if isinstance(action, Delete)] == ["demo-gone-boot"]
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "StatefulSet"])
+def test_recreate_waits_for_no_object_of_another_with_the_label(kind):
+    """Such a pod may run for ever, and the status would not say why nothing starts."""
+    recreated = context(merged(MINIMAL, **RECREATE))
+    foreign = {"kind": kind, "metadata": {"name": "debug", "labels": names.labels("demo"), "uid": "x"}, "spec": {}}
+    actions = plan(recreated, view(Observed((foreign,))))
+    applied = {action.manifest["kind"] for action in actions if isinstance(action, Apply)}
+    assert {"Deployment", "StatefulSet"} <= applied
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 9])

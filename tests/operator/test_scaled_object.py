@@ -79,13 +79,12 @@ def test_it_targets_the_orcadeployment_which_owns_it():
 
 def test_the_fields_of_keda_are_passed_through():
     spec = rendered(**FULL)["spec"]
-    assert {key: spec[key] for key in ("pollingInterval", "idleReplicaCount", "fallback", "cooldownPeriod")} == {
+    assert {key: spec[key] for key in ("pollingInterval", "fallback", "cooldownPeriod")} == {
         "pollingInterval": 15,
-        "idleReplicaCount": 1,
         "fallback": KEDA["fallback"],
         "cooldownPeriod": 120,
     }
-    assert not {"pollingInterval", "idleReplicaCount", "fallback"} & rendered()["spec"].keys()
+    assert not {"pollingInterval", "fallback"} & rendered()["spec"].keys()
 
 
 def test_both_backends_have_the_same_bounds_and_policies():
@@ -96,9 +95,10 @@ def test_both_backends_have_the_same_bounds_and_policies():
     assert bounds == (other["spec"]["minReplicas"], other["spec"]["maxReplicas"]) == (2, 8)
 
 
-def test_zero_is_not_rendered():
-    """Without a pod no master exists, whose metrics alone could scale the deployment up again."""
-    spec = rendered(minReplicas=0, keda={"idleReplicaCount": 0})["spec"]
+@pytest.mark.parametrize("idle", [0, 1])
+def test_zero_and_an_idle_count_are_not_rendered(idle):
+    """Without a pod no master exists, whose metrics alone could scale the deployment up again; KEDA supports only 0."""
+    spec = rendered(minReplicas=0, keda={"idleReplicaCount": idle})["spec"]
     assert spec["minReplicaCount"] == 1
     assert "idleReplicaCount" not in spec
 

@@ -82,6 +82,14 @@ def test_the_number_by_what_the_master_reports(said, held, expected):
     assert desired(said, held, autoscaling=one, replicas=0) == 0
 
 
+def test_the_deployment_of_another_does_not_keep_the_revision_awake():
+    """It has the label of the OrcaDeployment, but no revision."""
+    found = observed(reporting())
+    foreign = {"kind": "Deployment", "metadata": {"name": "debug", "labels": names.labels("demo")}, "spec": {}}
+    found = replace(found, children=(*found.children, foreign))
+    assert desired_pipelines(DEMO.spec, DEMO.revision, found) == 0
+
+
 def test_a_new_revision_and_a_new_deployment_begin_with_a_pipeline():
     spec = DEMO.spec
     assert desired_pipelines(spec, DEMO.revision, Observed()) == 1

@@ -1,8 +1,9 @@
 """`KubernetesApi`: an API server over HTTP, for the operator's clients, kopf and `kubernetes`.
 
 Discovery, objects and watches of a few kinds, without validation. Lists and watches obey a label selector of one term.
-`requests` has every request's method, path and query, `bodies` the bodies; a write gets its own body as the answer and
-changes nothing. `answers` replaces status and body of a path.
+`versions` has the kinds that discovery lists, with their versions. `requests` has every request's method, path and
+query, `bodies` the bodies; a write gets its own body as the answer and changes nothing. `answers` replaces status and
+body of a path.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class KubernetesApi:
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self.kinds = kinds
-        self._versions = {kind: API_VERSIONS[kind] for kind in kinds} | BACKBONE
+        self.versions = {kind: API_VERSIONS[kind] for kind in kinds} | BACKBONE
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.bodies: list[Any] = []
         self.answers: dict[str, tuple[int, Any]] = {}
@@ -139,7 +140,7 @@ class KubernetesApi:
         return await self._objects(request, version, parts[depth:])
 
     def _groups(self) -> list[dict[str, Any]]:
-        versions = sorted({version for version in self._versions.values() if "/" in version})
+        versions = sorted({version for version in self.versions.values() if "/" in version})
         entries = [{"groupVersion": version, "version": version.partition("/")[2]} for version in versions]
         return [
             {"name": entry["groupVersion"].partition("/")[0], "versions": [entry], "preferredVersion": entry}
@@ -149,7 +150,7 @@ class KubernetesApi:
     def _resources(self, version: str) -> list[dict[str, Any]]:
         verbs = ["create", "delete", "get", "list", "patch", "watch"]
         entries = []
-        for kind, served in self._versions.items():
+        for kind, served in self.versions.items():
             if served == version:
                 namespaced = kind not in BACKBONE
                 entry = {"name": plural(kind).lower(), "singularName": kind.lower(), "namespaced": namespaced}

@@ -305,14 +305,7 @@ RULES: list[Row] = [
     demo(autoscaling={"minReplicas": 2, "maxReplicas": 2}),
     demo("spec.autoscaling.keda", autoscaling={"keda": {}}),
     demo(autoscaling={"backend": "keda", "keda": {}}),
-    demo(
-        "spec.autoscaling.keda.idleReplicaCount",
-        autoscaling={"backend": "keda", "minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 2}},
-    ),
-    demo(
-        autoscaling={"backend": "keda", "minReplicas": 2, "maxReplicas": 3, "keda": {"idleReplicaCount": 1}},
-    ),
-    demo(autoscaling={"backend": "keda", "minReplicas": 0, "keda": {"idleReplicaCount": 0}}),
+    demo(autoscaling={"backend": "keda", "minReplicas": 0, "keda": {"idleReplicaCount": 1}}),
     demo("spec.rolloutStrategy.maxSurge", rolloutStrategy={"maxSurge": 0, "maxUnavailable": 0}),
     demo(rolloutStrategy={"maxSurge": 1, "maxUnavailable": 0}),
     demo(rolloutStrategy={"type": "Recreate", "maxSurge": 0}),

@@ -47,14 +47,15 @@ def scaled_object(context: Context, autoscaling: Autoscaling) -> dict[str, Any]:
 
 
 def _keda(autoscaling: Autoscaling) -> dict[str, Any]:
-    """Return the fields that are passed through."""
+    """Return the fields that are passed through.
+
+    `idleReplicaCount` is not: KEDA supports only 0, which would end the master, whose metrics alone bring it back.
+    """
     keda, passed = autoscaling.keda, dict[str, Any]()
     if keda is None:
         return passed
     if keda.polling_interval_seconds is not None:
         passed["pollingInterval"] = keda.polling_interval_seconds
-    if keda.idle_replica_count:  # 0 would end the master, whose metrics alone could bring it back
-        passed["idleReplicaCount"] = keda.idle_replica_count
     if keda.fallback is not None:
         passed["fallback"] = keda.fallback.model_dump(by_alias=True, exclude_none=True)
     return passed
