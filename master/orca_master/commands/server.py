@@ -292,10 +292,7 @@ def run_to_exit_code(
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         asyncio.run(run_server(topology, config, endpoint_config, ports, journal))
-    except ConfigurationError as error:
+    except (ConfigurationError, EngineUnavailableError) as error:
         print(f"{program}: error: {error}", file=sys.stderr)
-        return 2
-    except EngineUnavailableError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigurationError) else 1
     return 0

@@ -286,12 +286,10 @@ class EngineThread(EngineClient):
 
 
 def _settle(accepted: asyncio.Future[None], refusal: Exception | None) -> None:
-    if accepted.cancelled():
-        return
-    if refusal is None:
-        accepted.set_result(None)
-    else:
+    if refusal is not None and not accepted.cancelled():
         accepted.set_exception(refusal)
+    elif not accepted.cancelled():
+        accepted.set_result(None)
 
 
 async def _cancel_others() -> None:
