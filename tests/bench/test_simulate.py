@@ -153,7 +153,6 @@ def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
         (["--calibration", "pyproject.toml"], "needs --kv-slots"),
         (["--calibration", "pyproject.toml", "--kv-slots", "64"], "not an iteration log"),
         (["--model", "2b"], "invalid choice"),
-        (["--input-len", "8", "--output-len", "8"], "--trace paper ignores --input-len, --output-len: leave out"),
         (["--trace", "/nowhere.csv"], "No such file"),
         (["--max-batch-size", "0"], "is not a whole number"),
         (
@@ -165,6 +164,7 @@ def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
             ["--calibration", "pyproject.toml", "--kv-slots", "64", "--model", "175b", "-pp", "2", "-tp", "1"],
             "--calibration ignores --model, --pipeline-parallel-size, --tensor-parallel-size: leave out",
         ),
+        (["--input-len", "8", "--output-len", "8"], "--trace paper ignores --input-len, --output-len: leave out"),
     ],
 )
 def test_mistakes_end_with_one_line(options, words, capsys):

@@ -104,13 +104,13 @@ GOOD = {CERTIFICATE: LEAF.certificate, KEY: LEAF.key, AUTHORITIES: AUTHORITY.cer
         ({KEY: b"", AUTHORITIES: b""}, "has no tls.key, ca.crt"),
         ({CERTIFICATE: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
         ({AUTHORITIES: b"nonsense"}, "tls.crt or ca.crt is not a list of PEM certificates"),
+        ({KEY: b"nonsense"}, "tls.key is not the key of tls.crt"),
+        ({KEY: AUTHORITY.key}, "tls.key is not the key of tls.crt"),
+        ({AUTHORITIES: make_authority(NOW).certificate}, "tls.crt is not signed by an authority of ca.crt"),
         (
             {CERTIFICATE: LEAF.certificate.replace(b"\n", b"\r\r\n"), AUTHORITIES: b"# \xff\n" + AUTHORITY.certificate},
             "",
         ),
-        ({KEY: b"nonsense"}, "tls.key is not the key of tls.crt"),
-        ({KEY: AUTHORITY.key}, "tls.key is not the key of tls.crt"),
-        ({AUTHORITIES: make_authority(NOW).certificate}, "tls.crt is not signed by an authority of ca.crt"),
     ],
 )
 def test_what_is_wrong_with_a_secret_is_named(changes, words):
