@@ -153,7 +153,7 @@ def test_log_probabilities_are_encoded_when_they_come(monkeypatch):
 
 def test_each_message_has_log_probabilities_of_its_own():
     output = ResponseOutput("resp_1", lambda index: "")
-    output.feed(text("a"), [LOGPROB] * 2)
+    output.feed(text("aa"), [LOGPROB] * 2)
     output.feed(call(0, "f", "{}"), [])
     output.feed(text("b"), [LOGPROB])
     output.end("completed")
