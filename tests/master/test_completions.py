@@ -55,7 +55,7 @@ def test_token_ids_are_echoed_with_their_special_tokens_if_these_are_not_skipped
 
 def lists_of(codec: TextCodec, body: CompletionRequest, answer: list[int], top: int = 0) -> tuple[str, dict[str, Any]]:
     """Return text and log probabilities of the answer to one prompt, which has `top` other likely tokens a place."""
-    (prompt,) = asyncio.run(token_prompts(body, cast(Any, SimpleNamespace(encode=_encoder(codec)))))
+    (prompt,) = asyncio.run(token_prompts(body, cast(Any, SimpleNamespace(encode=_encoder(codec))), ""))
     likely = list(range(top))
     of_prompt = pb.PromptLogprobs(
         logprob=[-5.0] * (len(prompt) - 1),
@@ -77,7 +77,7 @@ def lists_of(codec: TextCodec, body: CompletionRequest, answer: list[int], top: 
 
 
 def _encoder(codec: TextCodec) -> Any:
-    async def encode(text: str, name: str) -> list[int]:
+    async def encode(text: str, name: str, owner: str) -> list[int]:
         return codec.encode(text, name=name)
 
     return encode
