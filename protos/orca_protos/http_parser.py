@@ -78,8 +78,7 @@ class RequestParser:
         """Handle the end of a head."""
         if not self._repeats_head:
             self._body_follows = self._parser.should_upgrade() and bool(self._framing)
-            if not self._parser.should_keep_alive():
-                self._framing.append((b"Connection", b"close"))
+            self._framing.append((b"Connection", b"keep-alive" if self._parser.should_keep_alive() else b"close"))
             self._protocol.on_headers_complete()
 
     def on_message_complete(self) -> None:

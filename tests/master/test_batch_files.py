@@ -77,13 +77,14 @@ def test_a_file_that_is_not_there(tmp_path):
         list(read_requests(tmp_path / "none"))
 
 
-def test_an_output_is_continued_after_its_last_whole_line(tmp_path):
+@pytest.mark.parametrize("zeros", [0, 100])
+def test_an_output_is_continued_after_its_last_whole_line(tmp_path, zeros):
     path = tmp_path / "out.jsonl"
     with AnswerFile(path) as answers:
         for name in "ab":
             answers.add(BatchAnswer(name, 200, f"cmpl-{name}", {"text": name}))
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"id": "batch_c", "custom_id": "c", "respo')
+    path.write_bytes(whole + b'{"id": "batch_c", "custom_id": "c", "respo' + b"\0" * zeros)
     with AnswerFile(path) as answers:
         assert answers.answered == {"a", "b"}
         assert path.read_bytes() == whole

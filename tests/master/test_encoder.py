@@ -111,6 +111,34 @@ def test_a_burst_of_texts_is_tokenized_and_the_queue_bounds_those_that_wait():
     asyncio.run(run())
 
 
+def test_a_deadline_frees_no_turn_before_the_thread_has_ended():
+    """Else the texts that threads have not ended would be without a bound."""
+
+    async def run() -> None:
+        codec = Recorder()
+        codec.go.clear()
+        encoder, caller = Encoder(codec), Caller("a", 256)
+
+        def encode() -> Awaitable[list[int]]:
+            return encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), caller)
+
+        try:
+            some = [asyncio.create_task(encode()) for _ in range(NUM_THREADS)]
+            await asyncio.sleep(0)
+            for task in some:
+                task.cancel()
+            assert await asyncio.gather(*some, return_exceptions=True)
+            waiting = [asyncio.create_task(encode()) for _ in range(256)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="256 texts are waiting"):
+                await encode()
+        finally:
+            codec.go.set()
+        assert len(await asyncio.gather(*waiting)) == 256
+
+    asyncio.run(run())
+
+
 def test_the_texts_of_api_keys_take_turns():
     async def run() -> None:
         codec, order = Recorder(), list[str]()

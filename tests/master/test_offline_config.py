@@ -66,3 +66,5 @@ def test_options_are_fields_and_accept_their_own_defaults():
 
 def test_no_number_of_prompts_is_refused_unless_the_program_says_so():
     assert min(offline_config({}).max_queued_requests, offline_config({}).max_queued_tokens) > 10**12
+    no_limits = dict.fromkeys(("max_queued_requests", "max_queued_tokens", "max_expected_wait"))
+    assert offline_config(no_limits) == offline_config({})

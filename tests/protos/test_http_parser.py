@@ -103,6 +103,13 @@ def test_a_connection_that_is_not_kept_has_no_request_behind_its_last(version_an
     assert parsed(request % (version_and_fields, offer), []) == plain
 
 
+def test_an_old_connection_that_is_kept_has_requests_behind_its_first():
+    request = b"POST /a HTTP/1.0\r\nConnection: keep-alive%s\r\nContent-Length: 5\r\n\r\nhelloGET /b HTTP/1.1\r\n\r\n"
+    plain = parsed(request % b"", [])
+    assert parsed(request % b", Upgrade\r\nUpgrade: h2c", []) == plain
+    assert [kind for kind, *_ in plain].count("end") == 2
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_pipelined_requests_in_any_parts(seed):
     drawn = random.Random(seed)

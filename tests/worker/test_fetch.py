@@ -172,6 +172,9 @@ def test_the_files_of_a_revision_name_it(hub, tmp_path):
     hub.files["README.md"] = b"changed"
     assert source_of("two", "--partition", "1/2") == first
     assert source_of("master", "--without-weights") == ""
+    hub.damaged["model-layer3.safetensors"] = 99
+    assert fetch(hub, tmp_path / "one", "--partition", "1/2")[0] == 1
+    assert source_digest(tmp_path / "one") == first, "other pods may share the folder"
     hub.files["model-layer0.safetensors"] = os.urandom(300_000)
     assert source_of("two", "--partition", "1/2") != first
     hub.files["tokenizer.json"] = b"x" * (TOKENIZER_BYTES + 1)

@@ -66,8 +66,9 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
     listed = json.dumps({name: files[name].identity for name in sorted(files) if WEIGHTS.match(name) or name in READ})
-    if weights:
-        (folder / SOURCE_FILE).unlink(missing_ok=True)
+    source_file = folder / SOURCE_FILE
+    if weights and source_file.exists() and source_file.read_text() != listed:  # else it is true for the other pods
+        source_file.unlink()
     names = []
     for name in sorted(name for name in files if _is_text(name)):
         if (size := files[name].size) > TOKENIZER_BYTES:
@@ -85,7 +86,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
         names += weight_names
     _remove_others(folder, files)
     if weights:
-        _replace(folder / SOURCE_FILE, listed)
+        _replace(source_file, listed)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:

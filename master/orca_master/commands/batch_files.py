@@ -129,7 +129,8 @@ class AnswerFile:
             raise ConfigurationError(f"{self._path}: another process writes this file") from error
         whole = 0
         for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n") and line[: len(ANSWER)] == ANSWER[: len(line)]:
+            begin = line.rstrip(b"\0")[: len(ANSWER)]  # after a loss of power a file can end with zeros
+            if not line.endswith(b"\n") and ANSWER.startswith(begin):
                 break
             try:
                 answer = json.loads(line if line.endswith(b"\n") else b"")

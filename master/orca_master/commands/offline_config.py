@@ -64,10 +64,12 @@ MAY_BE_NONE = frozenset(field.name for field in dataclasses.fields(EngineConfig)
 def offline_config(options: Mapping[str, Any]) -> EngineConfig:
     """Return the configuration of an engine of one program; raise ConfigurationError for an invalid option.
 
-    The program submits all its prompts at once, and has no other server to try: no number of them is refused.
+    The program submits all its prompts at once, and has no other server to try: no number of them is refused, unless it
+    sets the limits of the queue to other values than None.
     """
     unbounded = {"max_expected_wait": math.inf, "max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
-    return EngineConfig(**{**unbounded, **{name: _checked(name, value) for name, value in options.items()}})
+    given = {name: value for name, value in options.items() if value is not None or name not in unbounded}
+    return EngineConfig(**{**unbounded, **{name: _checked(name, value) for name, value in given.items()}})
 
 
 def _checked(name: str, value: Any) -> Any:
