@@ -26,7 +26,7 @@ def call(tmp_path, monkeypatch) -> Callable[[int | None], LineAnswer]:
             raise ValueError("unexpected")
 
         monkeypatch.setattr("orca_master.endpoint.batch_calls.create_generating_app", lambda _: route)
-        return asyncio.run(BatchCalls(endpoint, NO_ADAPTERS).call("", "/v1/completions", b"{}"))
+        return asyncio.run(BatchCalls(endpoint, NO_ADAPTERS, 8).call("", "/v1/completions", b"{}"))
 
     return call
 

@@ -41,12 +41,12 @@ def made(tmp_path) -> Server:
 
 
 def test_a_line_takes_a_place_for_each_text(made):
-    """Three places: a line of two texts and one of one; a line of two waits, and one of four is refused."""
+    """Three places: a line of two texts and one of one; a line of two waits, and one of four, which takes all."""
 
     async def scene(client: openai.AsyncOpenAI) -> None:
         engine = made.scripted.engine
         many = line("many", input=["a", "b", "c", "d"])
-        text = many + line("two", input=["a", "b"]) + line("ids", input=[1, 2, 3, 4]) + line("wait", input=[[1], [2]])
+        text = line("two", input=["a", "b"]) + line("ids", input=[1, 2, 3, 4]) + line("wait", input=[[1], [2]]) + many
         batch = await created(client, await upload(client, text + line("none", input=[])), EMBEDDINGS)
         assert batch.endpoint == EMBEDDINGS
         await made.wait_for_places(3)
@@ -54,7 +54,7 @@ def test_a_line_takes_a_place_for_each_text(made):
         assert [list(entry.prompt) for entry in engine.submissions[2:]] == [[1, 2, 3, 4]]
         engine.gate.set()
         done = await ended(client, batch.id)
-        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 3, 2)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 4, 1)
         assert made.batches.runner.places.num_taken == 0
         assert {(entry.service_class, entry.pooling) for entry in engine.submissions} == {(ServiceClass.BATCH, "last")}
         assert {entry.choices for entry in engine.submissions} == {None}, "lines take no place of the queue"
@@ -63,15 +63,41 @@ def test_a_line_takes_a_place_for_each_text(made):
             "two": 2,
             "ids": 1,
             "wait": 2,
+            "many": 4,
         }
-        assert len({answer["request_id"] for answer in answers.values()}) == 3
+        assert len({answer["request_id"] for answer in answers.values()}) == 4
         errors = {entry["custom_id"]: entry for entry in await lines_of(client, done.error_file_id)}
-        assert errors["many"]["error"]["message"] == (
-            "body.input: 4 texts are more than the 3 that batches compute at a time (--batch-concurrency): "
-            "send several lines"
-        )
         assert errors["none"]["response"]["status_code"] == 400
         assert errors["none"]["response"]["body"]["error"]["param"] == "input"
+
+    play(made, scene)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_texts_of_a_long_line_are_computed_a_few_at_a_time(made, is_cancelled):
+    """As many as there are places; of a cancelled batch the engine has no others."""
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        engine = made.scripted.engine
+        texts = [[number] for number in range(1, 101)]
+        batch = await created(client, await upload(client, line("a", input=texts)), EMBEDDINGS)
+        while len(engine.submissions) < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert [list(entry.prompt) for entry in engine.submissions] == texts[:3]
+        if is_cancelled:
+            await client.batches.cancel(batch.id)
+            assert (await ended(client, batch.id)).status == "cancelled"
+            assert engine.released == ["abort"] * 3
+        else:
+            engine.gate.set()
+            done = await ended(client, batch.id)
+            assert (done.status, done.request_counts.completed) == ("completed", 1)
+            [answer] = await lines_of(client, done.output_file_id)
+            assert [entry["index"] for entry in answer["response"]["body"]["data"]] == list(range(100))
+            assert [list(entry.prompt) for entry in engine.submissions] == texts
+            assert len(engine.released) == 100
+        assert made.batches.runner.places.num_taken == 0
 
     play(made, scene)
 

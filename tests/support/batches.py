@@ -85,7 +85,8 @@ class Server:
     async def running(self) -> AsyncIterator[openai.AsyncOpenAI]:
         """Run the server; the client is that of the key `one`."""
         endpoint = self.scripted.endpoint
-        calls = BatchCalls(endpoint, RestoredAdapters(self._restorer, lambda: endpoint.generator.is_stopped))
+        adapters = RestoredAdapters(self._restorer, lambda: endpoint.generator.is_stopped)
+        calls = BatchCalls(endpoint, adapters, self.config.concurrency)
         async with self.scripted.template, open_batches(self.config, calls) as self.batches:
             endpoint.batches = self.batches
             self.batches.start()

@@ -132,16 +132,17 @@ class InputLines:
         if body.get("background"):
             return "body.background: a batch waits for its answers: leave background out"
         if (num_choices := self._choices_of(body)) > self._most_choices:
-            choices = "body.input: {} texts" if self._endpoint == EMBEDDINGS else "body: {} choices (prompts x n)"
             return (
-                f"{choices.format(num_choices)} are more than the {self._most_choices} that batches "
+                f"body: {num_choices} choices (prompts x n) are more than the {self._most_choices} that batches "
                 "compute at a time (--batch-concurrency): send several lines"
             )
         return ""
 
     def _choices_of(self, body: dict[str, Any]) -> int:
-        """Return the places that a request takes."""
-        return _num_prompts(body.get("input")) if self._endpoint == EMBEDDINGS else choices_of(body)
+        """Return the places that a request takes: of texts to embed all at most, which they take in turn."""
+        if self._endpoint == EMBEDDINGS:
+            return min(_num_prompts(body.get("input")), self._most_choices)
+        return choices_of(body)
 
 
 def choices_of(body: dict[str, Any]) -> int:

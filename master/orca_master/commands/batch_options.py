@@ -75,7 +75,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         default=DEFAULTS.concurrency,
         help="choices (prompts x n) and embeddings of batches that are computed at a time, up to "
-        f"{MOST_CONCURRENCY}; a line with more is refused ({DEFAULTS.concurrency})",
+        f"{MOST_CONCURRENCY}; a line with more choices is refused ({DEFAULTS.concurrency})",
     )
 
 

@@ -209,7 +209,8 @@ async def _batches(
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
-            batches = await stack.enter_async_context(open_batches(config, BatchCalls(endpoint, adapters), patience))
+            calls = BatchCalls(endpoint, adapters, config.concurrency)
+            batches = await stack.enter_async_context(open_batches(config, calls, patience))
         except ConfigurationError as error:
             if not restarted:
                 raise

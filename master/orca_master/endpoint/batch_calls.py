@@ -38,15 +38,19 @@ ANSWER_ID = re.compile(rb'\{"id": ?"([\w-]{1,100})"')
 
 
 class BatchEngine(EngineClient):
-    """Passes submissions to `engine` as those of batches.
+    """Passes submissions to `engine` as those of batches, at most `concurrency` embeddings at a time.
 
     `restored`: adapters that only lines of batches may use. An adapter that the engine serves comes before one of its
     name.
     """
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, concurrency: int) -> None:
         self._engine = engine
         self.restored: tuple[ServedAdapter, ...] = ()
+        self._turns = asyncio.Semaphore(concurrency)
+        self._waiting: set[str] = set()
+        self._embedding: set[str] = set()
+        """Ids of the submissions that wait for a turn, and of those that have one."""
 
     @property
     def status(self) -> EngineStatus:
@@ -62,10 +66,37 @@ class BatchEngine(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
-        return self._engine.submit(replace(submission, service_class=ServiceClass.BATCH, choices=None), receive)
+        of_batch = replace(submission, service_class=ServiceClass.BATCH, choices=None)
+        if of_batch.pooling is None:
+            return self._engine.submit(of_batch, receive)
+        self._waiting.add(of_batch.request_id)
+        return self._embed(of_batch, receive)
+
+    async def _embed(self, submission: Submission, receive: Callable[[Output], object]) -> None:
+        """Submit a text to embed in its turn: a line has up to 1024 texts, and takes the places of a few."""
+        request_id = submission.request_id
+
+        def pass_on(output: Output) -> None:
+            if output.finish_reason is not None or output.error is not None:
+                self._end_turn(request_id)
+            receive(output)
+
+        await self._turns.acquire()
+        self._waiting.remove(request_id)
+        self._embedding.add(request_id)
+        await self._engine.submit(submission, pass_on)
+
+    def _end_turn(self, request_id: str) -> None:
+        if request_id in self._embedding:
+            self._embedding.remove(request_id)
+            self._turns.release()
 
     def release(self, request_id: str, ended_as: str | None) -> None:
         """See EngineClient."""
+        if request_id in self._waiting:  # the engine does not have it
+            self._waiting.remove(request_id)
+            return
+        self._end_turn(request_id)
         self._engine.release(request_id, ended_as)
 
     def note_response(self, route: str, status: int) -> None:
@@ -78,12 +109,15 @@ class BatchEngine(EngineClient):
 
 
 class BatchCalls:
-    """Calls the routes of `endpoint`, whose stored responses they share. Implements LineCalls."""
+    """Calls the routes of `endpoint`, whose stored responses they share. Implements LineCalls.
 
-    def __init__(self, endpoint: Endpoint, restored: RestoredAdapters) -> None:
+    `concurrency`: see BatchConfig.
+    """
+
+    def __init__(self, endpoint: Endpoint, restored: RestoredAdapters, concurrency: int) -> None:
         config = replace(endpoint.config, request_timeout=None)
         self._engine, self._models, self._restored = endpoint.engine, endpoint.models, restored
-        self._batch_engine = engine = BatchEngine(endpoint.engine)
+        self._batch_engine = engine = BatchEngine(endpoint.engine, concurrency)
         # The inner endpoint has a BodyChecker of its own: large bodies of batches delay no bodies of other clients.
         inner = Endpoint(config, engine, endpoint.codec, endpoint.template, store=endpoint.responses)
         self._app = create_generating_app(inner)
