@@ -111,7 +111,7 @@ VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-gqa-tied": lambda: llama_like("qwen2", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
     "qwen2-head80": lambda: llama_like("qwen2", 4, 80, tied=False),
     "qwen3-gqa-tied": lambda: llama_like("qwen3", 2, 64, tied=True, **SOME_LAYERS_SLIDE),
-    "qwen3-unprefixed": lambda: llama_like("qwen3", 2, 64, tied=True),
+    "qwen3-unprefixed-tied": lambda: llama_like("qwen3", 2, 64, tied=True),
     "qwen3-head80": lambda: llama_like("qwen3", 4, 80, tied=False, attention_bias=True),
     "gemma2-gqa-tied": lambda: llama_like("gemma2", 2, 64, tied=True, **CAPPED),
     "gemma2-head80": lambda: llama_like("gemma2", 4, 80, tied=False, attention_bias=True, **CAPPED),
@@ -125,7 +125,7 @@ And one with the names of Qwen3-Embedding's tensors.
 def write_checkpoint(name: str, path: Path) -> None:
     """Write a variant's checkpoint to `path`; the names of an unprefixed one are those of the model without a head."""
     make_model(name).save_pretrained(path)
-    if name.endswith("-unprefixed"):
+    if "-unprefixed" in name:
         weights = load_file(path / "model.safetensors")
         weights = {tensor.removeprefix("model."): values for tensor, values in weights.items()}
         save_file(weights, path / "model.safetensors", {"format": "pt"})

@@ -47,7 +47,7 @@ def test_a_killed_run_is_continued(checkpoint, tmp_path):
         num_first = first.count(b"\n")
         assert num_first < COUNT
         with output.open("ab") as file:
-            file.write(b'{"custom_id": "35"')  # as a machine leaves a line that it was writing when it ended
+            file.write(b'{"id": "batch_x", "custom_id": "3')  # as a machine leaves a line that it was writing
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, done.stderr) == (1, "")
         assert f"{COUNT} requests, {num_first} of them answered by earlier runs, " in done.stdout

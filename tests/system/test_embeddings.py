@@ -21,7 +21,7 @@ from support.engines import Harness, engine_over, topology
 from support.served import serve, value
 
 LENGTHS = (1, 2, 33, 600)
-SHORT = ("gpt2-head64-tied", "llama-gqa-tied", "qwen3-unprefixed")
+SHORT = ("gpt2-head64-tied", "llama-gqa-tied", "qwen3-unprefixed-tied")
 VARIANTS_HERE = [
     name if name in SHORT else pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(VARIANTS)
 ]
@@ -38,7 +38,7 @@ def activations(name: str, prompt: tuple[int, ...]) -> torch.Tensor:
 @torch.inference_mode()
 def test_transformers_reads_the_files_without_a_prefix_as_the_same_model(checkpoint):
     """So that the activations below are also those of the files, as of Qwen3-Embedding's."""
-    name, (prompt,) = "qwen3-unprefixed", make_prompts((33,))
+    name, (prompt,) = "qwen3-unprefixed-tied", make_prompts((33,))
     model = transformers.AutoModel.from_pretrained(checkpoint(name)).eval()
     hidden = model(torch.tensor([prompt])).last_hidden_state[0]
     torch.testing.assert_close(hidden, activations(name, prompt))

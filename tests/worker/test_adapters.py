@@ -150,7 +150,7 @@ def test_a_map_that_no_adapter_changes_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variant", "targets"), [("llama-gqa-tied", ALL), ("gpt2-head64-tied", GPT2), ("qwen3-unprefixed", ALL)]
+    ("variant", "targets"), [("llama-gqa-tied", ALL), ("gpt2-head64-tied", GPT2), ("qwen3-unprefixed-tied", ALL)]
 )
 def test_the_linear_maps_of_a_model_are_those_of_its_layers(variant, targets, checkpoint, tmp_path):
     path = checkpoint(variant)
