@@ -24,6 +24,7 @@ from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
+from orca_operator.silence import earlier_cause
 from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 from orca_operator.upgrade_notes import notes
 
@@ -130,8 +131,9 @@ def _verdict(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]
     if lacking and revision not in existing:
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     serving = rollout.serving.get(revision, 0)
+    earlier = earlier_cause(situation.view.observed, revision, find_condition(previous, "Ready"))
     if serving >= rollout.desired and diagnose_silence(situation.view.observed, revision) is None:
-        return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
+        return earlier or Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
     if cause.reason in HEALTHY:
@@ -141,6 +143,8 @@ def _verdict(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]
         cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
     if situation.recovery.failure:
         cause = Diagnosis(Reason.RESTART_BUDGET_EXCEEDED, situation.recovery.failure[:LONGEST_MESSAGE])
+    if earlier is not None and cause.reason in HEALTHY:
+        return earlier
     if others and (revision not in existing or rollout.available > serving):
         return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
     return cause
@@ -151,10 +155,11 @@ def _without_pipelines(situation: Situation, previous: Mapping[str, Any]) -> Dia
     revision, observed = situation.revision or "", situation.view.observed
     if not situation.is_asleep:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
-    was_asleep = find_condition(previous, "Ready").get("reason") == Reason.SCALED_TO_ZERO
+    before = find_condition(previous, "Ready")
+    was_asleep = before.get("reason") == Reason.SCALED_TO_ZERO
     known = revision in observed.reports or (was_asleep and diagnose_silence(observed, revision) is None)
     if not known or not observed.master_is_ready(revision):
-        return diagnose(situation.view, revision)
+        return earlier_cause(observed, revision, before) or diagnose(situation.view, revision)
     return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
 
 

@@ -160,8 +160,8 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
     before = {entry["id"]: entry for entry in previous.get("pipelines") or []}
     for entry in entries:
-        silent = entry["revision"] not in observed.reports and observed.master_is_ready(entry["revision"])
-        if silent and entry["id"] in before and _all_ready(entry["readyWorkers"]):
+        known = observed.is_silent(entry["revision"]) and entry["id"] in before
+        if known and _all_ready(entry["readyWorkers"]):
             entry |= {key: value for key, value in before[entry["id"]].items() if key in REPORTED}
         entry.update(situation.recovery.budgets.get(entry["id"], NO_RESTARTS).entry())
     return entries

@@ -225,6 +225,20 @@ def test_a_master_that_does_not_answer_for_some_time_is_not_ready_but_available(
     assert reason(found, "JournalReady") == ("False", "MasterUnreachable")
 
 
+def test_a_restarted_operator_keeps_an_unreachable_master_not_ready_until_it_knows_more():
+    """The new operator has failed calls, but not yet for half a minute: nothing says that the master serves."""
+    demo = context(merged(MINIMAL, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
+    serving = everything(demo)
+    silent = Observed(serving.children, unanswered={demo.revision: "timed out"})
+    before = status(demo, silent, status(demo, serving))
+    before = status(demo, silent, before, NOW + timedelta(seconds=61))
+    assert (reason(before), reason(before, "Failed")[0]) == (("False", "MasterUnreachable"), "True")
+    restarted = status(demo, Observed(serving.children), before, NOW + timedelta(seconds=70))
+    assert restarted == before
+    answered = status(demo, serving, restarted, NOW + timedelta(seconds=75))
+    assert (reason(answered), reason(answered, "Failed")[0]) == (("True", "Serving"), "False")
+
+
 def test_without_a_report_no_pipeline_serves_whose_pods_are_not_ready():
     demo = context(MINIMAL)
     serving = everything(demo)
