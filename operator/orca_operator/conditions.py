@@ -138,14 +138,12 @@ def _verdict(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]
     cause = diagnose(situation.view, revision)
     if cause.reason in HEALTHY:
         # Without its report a rollout may wait for it: it is unknown which of its pipelines serve.
-        cause = first_silence(situation.view.observed, others) or cause
+        cause = earlier or first_silence(situation.view.observed, others) or cause
     if serving and cause == NO_CAUSE:
         cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
     if situation.recovery.failure:
         cause = Diagnosis(Reason.RESTART_BUDGET_EXCEEDED, situation.recovery.failure[:LONGEST_MESSAGE])
-    if earlier is not None and cause.reason in HEALTHY:
-        return earlier
-    if others and (revision not in existing or rollout.available > serving):
+    if cause is not earlier and others and (revision not in existing or rollout.available > serving):
         return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
     return cause
 
