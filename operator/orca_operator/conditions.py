@@ -24,7 +24,7 @@ from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
-from orca_operator.silence import earlier_cause
+from orca_operator.silence import earlier_cause, not_known_to_be_applied
 from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 from orca_operator.upgrade_notes import notes
 
@@ -213,7 +213,7 @@ def _states(
             situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal, asleep
         ),
         "TLSReady": _tls_ready(situation, revision),
-        "FullyApplied": _fully_applied(situation),
+        "FullyApplied": _fully_applied(situation, find_condition(previous, "FullyApplied")),
     }
 
 
@@ -256,7 +256,7 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
     return False, "PlaintextRevision", f"revision {revision} was created without TLS and stays in plaintext; {hint}"
 
 
-def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
+def _fully_applied(situation: Situation, before: Mapping[str, Any]) -> tuple[bool, str, str]:
     if situation.spec is None or situation.problem is not None:
         return _not_carried_out(situation)
     if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec):
@@ -267,8 +267,10 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
     if lacking := [*situation.not_applied, *filter(None, causes)]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
-    deployment = (situation.namespace, situation.name, situation.revision or "")
-    return True, "Applied", "; ".join(notes(situation.spec, *deployment, situation.view.observed))
+    observed, revision = situation.view.observed, situation.revision or ""
+    sentences = notes(situation.spec, situation.namespace, situation.name, revision, observed)
+    unknown = not_known_to_be_applied(observed, revision, before, situation.generation)
+    return unknown or (True, "Applied", "; ".join(sentences))
 
 
 def make_condition(

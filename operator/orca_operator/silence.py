@@ -27,3 +27,19 @@ def earlier_cause(observed: Observed, revision: str, ready: Mapping[str, Any]) -
     if not waits or ready.get("reason") not in CAUSES:
         return None
     return Diagnosis(Reason(ready["reason"]), ready["message"])
+
+
+def not_known_to_be_applied(
+    observed: Observed, revision: str, before: Mapping[str, Any], generation: int
+) -> tuple[bool, str, str] | None:
+    """Return FullyApplied while it is unknown what has reached a silent master; None if the master is not silent.
+
+    `before`, the previous condition, is kept only at its own generation: nothing says that a later edit has arrived.
+    """
+    if not observed.is_silent(revision):
+        return None
+    if cause := diagnose_silence(observed, revision):
+        return False, "NotApplied", cause.message
+    if before.get("observedGeneration") == generation:
+        return before["status"] == "True", before["reason"], before["message"]
+    return False, "NotApplied", f"the master of revision {revision} has not reported since the last change of the spec"

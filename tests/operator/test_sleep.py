@@ -204,7 +204,7 @@ def test_the_status_has_the_number_and_why(ready, answers):
     condition = find_condition(found, "Ready")
     assert (condition["status"] == "True", condition["reason"] == "ScaledToZero") == (ready, ready)
     assert (find_condition(found, "MasterServing")["status"] == "True") == ready
-    assert (find_condition(found, "FullyApplied")["status"]) == "True"
+    assert (find_condition(found, "FullyApplied")["status"] == "True") == answers
 
 
 def test_a_call_without_an_answer_does_not_end_the_sleep_in_the_status():

@@ -225,6 +225,16 @@ def test_a_master_that_does_not_answer_for_some_time_is_not_ready_but_available(
     assert reason(found, "JournalReady") == ("False", "MasterUnreachable")
 
 
+def test_an_edit_is_not_applied_before_the_master_has_reported():
+    demo = context(MINIMAL)
+    serving = everything(demo)
+    found = status(demo, Observed(serving.children), status(demo, serving), generation=2)
+    assert (reason(found), reason(found, "FullyApplied")) == (("True", "Serving"), ("False", "NotApplied"))
+    assert find_condition(found, "FullyApplied")["observedGeneration"] == 2
+    found = status(demo, serving, found, generation=2)
+    assert reason(found, "FullyApplied") == ("True", "Applied")
+
+
 def test_a_restarted_operator_keeps_an_unreachable_master_not_ready_until_it_knows_more():
     """The new operator has failed calls, but not yet for half a minute: nothing says that the master serves."""
     demo = context(merged(MINIMAL, progressDeadlineSeconds=60, startupTimeoutSeconds=60))
