@@ -1,7 +1,7 @@
 """The status of an OrcaDeployment from the observed state. Pure: the previous status and the time are arguments.
 
-conditions.py has the conditions, this file all other fields: counts, revisions and an entry for each pipeline. A status
-that equals the previous one is not written.
+conditions.py has the conditions, this file all other fields: counts, revisions, the settings in force and an entry for
+each pipeline. A status that equals the previous one is not written.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from orca_operator.restart_budget import NO_RESTARTS
 
 SCHEDULER_FIELDS = ("maxBatchSize", "maxQueueDepth", "maxExpectedWaitSeconds", "tokenBudget", "admission", "policy")
 RECOVERY_FIELDS = ("stallTimeoutSeconds", "recoveryTimeoutSeconds")
+SETTINGS = ("scheduler", "recoveryPolicy", "drainTimeoutSeconds")
+"""Fields of the status with the settings in force."""
 REPORTED = ("phase", "epoch", "lastFailure")
 """Fields of a pipeline's entry that come from its master."""
 
@@ -62,7 +64,11 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     }
     if (stop := situation.recovery.stop) is not None:
         status["stopped"] = stop.entry()
-    status |= _settings_in_force(observed.reports.get(rollout.current or situation.revision or ""))
+    revision = rollout.current or situation.revision or ""
+    if observed.is_silent(revision) and revision == (previous.get("currentRevision") or previous.get("updateRevision")):
+        status |= {name: previous[name] for name in SETTINGS if name in previous}
+    else:
+        status |= _settings_in_force(observed.reports.get(revision))
     if spec is not None:
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
