@@ -36,7 +36,8 @@ class Keda(Part):
     )
     idle_replica_count: Annotated[int, Field(ge=0, le=999)] | None = Field(
         None,
-        description="Has no effect: KEDA supports only 0, which would end the master. Use minReplicas: 0.",
+        description="Has no effect: KEDA supports only 0, at which the master refuses requests, so that no metric "
+        "brings a pipeline back. Use minReplicas: 0.",
     )
     fallback: Fallback | None = Field(
         None, description="The number of pipelines while the metrics cannot be read. Needs KEDA 2.17."

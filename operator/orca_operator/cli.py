@@ -64,17 +64,20 @@ async def run(
 async def wait_for_kind(cluster: Cluster, stop: asyncio.Event) -> bool:
     """Wait until the API server serves OrcaDeployments, or until `stop`; return False then.
 
+    After a wait it must say so twice: of several API servers behind one address, others may learn of the CRD later.
     kopf learns the kinds only at its start. Nothing answers the probes meanwhile, so that the pod is not ready.
     """
-    logged = ""
+    logged, is_served, was_served = "", False, True
     while not stop.is_set():
+        problem = f"the API server does not serve {KIND}: waiting for the CRD (kubectl apply -f crds/)"
         try:
-            if await asyncio.to_thread(cluster.serves, KIND):
-                return not stop.is_set()
-            problem = f"the API server does not serve {KIND}: waiting for the CRD (kubectl apply -f crds/)"
+            is_served = await asyncio.to_thread(cluster.serves, KIND)
         except ClusterError as error:
-            problem = f"waiting for {KIND}: {error}"
-        if problem != logged:
+            is_served, problem = False, f"waiting for {KIND}: {error}"
+        if is_served and was_served:
+            return not stop.is_set()
+        was_served = is_served
+        if not is_served and problem != logged:
             logger.warning(problem)
             logged = problem
         with contextlib.suppress(TimeoutError):

@@ -24,6 +24,7 @@ from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
+from orca_operator.silence import earlier_cause, not_known_to_be_applied
 from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 from orca_operator.upgrade_notes import notes
 
@@ -130,18 +131,19 @@ def _verdict(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]
     if lacking and revision not in existing:
         return Diagnosis(Reason.CERTIFICATE_NOT_READY, lacking)
     serving = rollout.serving.get(revision, 0)
+    earlier = earlier_cause(situation.view.observed, revision, find_condition(previous, "Ready"))
     if serving >= rollout.desired and diagnose_silence(situation.view.observed, revision) is None:
-        return Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
+        return earlier or Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
     others = sorted(existing - {revision, ""})
     cause = diagnose(situation.view, revision)
     if cause.reason in HEALTHY:
         # Without its report a rollout may wait for it: it is unknown which of its pipelines serve.
-        cause = first_silence(situation.view.observed, others) or cause
+        cause = earlier or first_silence(situation.view.observed, others) or cause
     if serving and cause == NO_CAUSE:
         cause = Diagnosis(cause.reason, f"{serving} of {rollout.desired} pipelines serve")
     if situation.recovery.failure:
         cause = Diagnosis(Reason.RESTART_BUDGET_EXCEEDED, situation.recovery.failure[:LONGEST_MESSAGE])
-    if others and (revision not in existing or rollout.available > serving):
+    if cause is not earlier and others and (revision not in existing or rollout.available > serving):
         return _rolling(cause, revision, rollout.current if rollout.current in others else others[0])
     return cause
 
@@ -151,10 +153,11 @@ def _without_pipelines(situation: Situation, previous: Mapping[str, Any]) -> Dia
     revision, observed = situation.revision or "", situation.view.observed
     if not situation.is_asleep:
         return Diagnosis(Reason.SUSPENDED, "spec.suspend is set" if situation.spec.suspend else CLOSED)
-    was_asleep = find_condition(previous, "Ready").get("reason") == Reason.SCALED_TO_ZERO
+    before = find_condition(previous, "Ready")
+    was_asleep = before.get("reason") == Reason.SCALED_TO_ZERO
     known = revision in observed.reports or (was_asleep and diagnose_silence(observed, revision) is None)
     if not known or not observed.master_is_ready(revision):
-        return diagnose(situation.view, revision)
+        return earlier_cause(observed, revision, before) or diagnose(situation.view, revision)
     return Diagnosis(Reason.SCALED_TO_ZERO, "no request has come for scaleDownDelaySeconds: no pipeline runs")
 
 
@@ -210,7 +213,7 @@ def _states(
             situation.name, spec, observed, situation.skipped, situation.autoscaler_refusal, asleep
         ),
         "TLSReady": _tls_ready(situation, revision),
-        "FullyApplied": _fully_applied(situation),
+        "FullyApplied": _fully_applied(situation, find_condition(previous, "FullyApplied")),
     }
 
 
@@ -253,7 +256,7 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
     return False, "PlaintextRevision", f"revision {revision} was created without TLS and stays in plaintext; {hint}"
 
 
-def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
+def _fully_applied(situation: Situation, before: Mapping[str, Any]) -> tuple[bool, str, str]:
     if situation.spec is None or situation.problem is not None:
         return _not_carried_out(situation)
     if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec):
@@ -264,8 +267,10 @@ def _fully_applied(situation: Situation) -> tuple[bool, str, str]:
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
     if lacking := [*situation.not_applied, *filter(None, causes)]:
         return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
-    deployment = (situation.namespace, situation.name, situation.revision or "")
-    return True, "Applied", "; ".join(notes(situation.spec, *deployment, situation.view.observed))
+    observed, revision = situation.view.observed, situation.revision or ""
+    sentences = notes(situation.spec, situation.namespace, situation.name, revision, observed)
+    unknown = not_known_to_be_applied(observed, revision, before, situation.generation)
+    return unknown or (True, "Applied", "; ".join(sentences))
 
 
 def make_condition(

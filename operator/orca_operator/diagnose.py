@@ -133,7 +133,7 @@ def diagnose_silence(observed: Observed, revision: str) -> Diagnosis | None:
         return None
     message = (
         f"the master's pod is ready, but the operator has no report from it: {observed.unanswered[revision]}; "
-        f"NetworkPolicies must let the operator's pods reach port {ADMIN_PORT} of the master's"
+        f"after a timeout, see whether NetworkPolicies let the operator's pods reach port {ADMIN_PORT} of the master's"
     )
     return Diagnosis(Reason.MASTER_UNREACHABLE, message[:LONGEST_MESSAGE])
 

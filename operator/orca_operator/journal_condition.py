@@ -25,7 +25,7 @@ def journal_ready(
     False with `reason`.
     """
     report = observed.reports.get(revision)
-    if report is None and before and observed.master_is_ready(revision) and not diagnose_silence(observed, revision):
+    if before and observed.is_silent(revision) and not diagnose_silence(observed, revision):
         return before["status"] == "True", before["reason"], before["message"]
     if report is None:
         return False, reason, message

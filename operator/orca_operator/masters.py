@@ -89,7 +89,7 @@ class Masters:
                 reports[revision] = report
             elif _is_unauthorized(error):
                 unauthorized.add(revision)
-            elif error is not None and not error.status:
+            elif error is not None:
                 unanswered[revision] = str(error)
         unanswered = self._lasting(unanswered)
         asleep = [ports[revision] for revision, report in reports.items() if sleeps(report)]
@@ -135,9 +135,9 @@ class Masters:
     async def _report(
         self, key: Key, revision: str, port: AdminPort, token: str
     ) -> tuple[StateReport | None, MasterError | None]:
-        """Return a master's report, or None and why the call failed; neither without credentials for the call."""
+        """Return a master's report, or None and why the call failed, or why none was made."""
         if (door := self._door(port, token)) is None:
-            return None, None
+            return None, MasterError("the operator has no certificate for the call, see TLSReady")
         try:
             return await self._client.state(door), None
         except MasterError as error:

@@ -110,6 +110,10 @@ class Observed:
         """Whether a revision's master accepts requests."""
         return any(is_ready(pod) for pod in self.pods(MASTER, revision))
 
+    def is_silent(self, revision: str) -> bool:
+        """Whether a revision's master accepts requests, but this pass has no report from it."""
+        return revision not in self.reports and self.master_is_ready(revision)
+
     def admin_port(self, revision: str) -> AdminPort | None:
         """Return the admin port of a revision's master, if it runs."""
         for pod in sorted(self.pods(MASTER, revision), key=is_ready, reverse=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kubernetes.utils.quantity import parse_quantity
+
 from orca_operator import names
 from orca_operator.api import Spec
 from orca_operator.diagnose import GPU
@@ -25,10 +27,19 @@ def overwritten(name: str, spec: Spec) -> list[str]:
     ]
     given = spec.worker.resources
     for device, amount in devices(spec).items():
-        others = {str(values[device]) for values in (given.requests, given.limits) if device in values} - {amount}
+        quantities = {str(values[device]) for values in (given.requests, given.limits) if device in values}
+        others = sorted(quantity for quantity in quantities if not _is_amount(quantity, amount))
         if others:
             source = "communication.rdmaResource: one device per pod"
             if device == GPU:
                 source = "parallelism.tensorParallelSize"
             sentences.append(f"spec.worker.resources: {device} is {amount} and not {', '.join(others)}, by {source}")
     return sentences
+
+
+def _is_amount(quantity: str, amount: str) -> bool:
+    """Whether a quantity is this whole number, in any of Kubernetes' notations: 2000m and 2e0 are 2."""
+    try:
+        return bool(parse_quantity(quantity) == int(amount))  # type: ignore[no-untyped-call]
+    except (ValueError, ArithmeticError):  # an exponent that no number has
+        return False

@@ -44,7 +44,7 @@ POLL_SECONDS = 5.0
 """Interval of passes without an event: masters are polled for their state."""
 REST_SECONDS = (15.0, 20.0)
 """The same, random, after a pass without an event that changed nothing, while the reason of `Ready` is in RESTING and
-no other revision has workloads."""
+no other revision has workloads, and no ready master is silent."""
 RESTING = (Reason.SERVING, Reason.SUSPENDED, Reason.SCALED_TO_ZERO)
 RELIST_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 60.0)
@@ -231,7 +231,8 @@ class Reconciler:
         reason = str(find_condition(status, "Ready")["reason"])
         self._metrics.set_reason(key, reason)
         changes_status = await self._write_status(key, parts, resource, status)
-        is_over = reason in RESTING and len(result.view.observed.revisions()) <= 1
+        revisions = result.view.observed.revisions()
+        is_over = reason in RESTING and len(revisions) <= 1 and not any(map(result.view.observed.is_silent, revisions))
         deployment.rests = is_over and not result.changes and not changes_status
         return True
 

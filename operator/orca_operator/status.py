@@ -1,7 +1,7 @@
 """The status of an OrcaDeployment from the observed state. Pure: the previous status and the time are arguments.
 
-conditions.py has the conditions, this file all other fields: counts, revisions and an entry for each pipeline. A status
-that equals the previous one is not written.
+conditions.py has the conditions, this file all other fields: counts, revisions, the settings in force and an entry for
+each pipeline. A status that equals the previous one is not written.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from orca_operator.restart_budget import NO_RESTARTS
 
 SCHEDULER_FIELDS = ("maxBatchSize", "maxQueueDepth", "maxExpectedWaitSeconds", "tokenBudget", "admission", "policy")
 RECOVERY_FIELDS = ("stallTimeoutSeconds", "recoveryTimeoutSeconds")
+SETTINGS = ("scheduler", "recoveryPolicy", "drainTimeoutSeconds")
+"""Fields of the status with the settings in force."""
 REPORTED = ("phase", "epoch", "lastFailure")
 """Fields of a pipeline's entry that come from its master."""
 
@@ -62,7 +64,11 @@ def make_status(situation: Situation, previous: Mapping[str, Any]) -> dict[str, 
     }
     if (stop := situation.recovery.stop) is not None:
         status["stopped"] = stop.entry()
-    status |= _settings_in_force(observed.reports.get(rollout.current or situation.revision or ""))
+    revision = rollout.current or situation.revision or ""
+    if observed.is_silent(revision) and revision == (previous.get("currentRevision") or previous.get("updateRevision")):
+        status |= {name: previous[name] for name in SETTINGS if name in previous}
+    else:
+        status |= _settings_in_force(observed.reports.get(revision))
     if spec is not None:
         shape = spec.parallelism
         status["topology"] = f"tp{shape.tensor_parallel_size}xpp{shape.pipeline_parallel_size}"
@@ -160,8 +166,8 @@ def _pipelines(situation: Situation, previous: Mapping[str, Any]) -> list[dict[s
     entries += [entry for revision in others for entry in _pipelines_of(situation, revision, 0)]
     before = {entry["id"]: entry for entry in previous.get("pipelines") or []}
     for entry in entries:
-        silent = entry["revision"] not in observed.reports and observed.master_is_ready(entry["revision"])
-        if silent and entry["id"] in before and _all_ready(entry["readyWorkers"]):
+        known = observed.is_silent(entry["revision"]) and entry["id"] in before
+        if known and _all_ready(entry["readyWorkers"]):
             entry |= {key: value for key, value in before[entry["id"]].items() if key in REPORTED}
         entry.update(situation.recovery.budgets.get(entry["id"], NO_RESTARTS).entry())
     return entries

@@ -290,7 +290,10 @@ def test_a_deleted_admin_secret_locks_nobody_out(namespace: Namespace, operator:
 
     def speaks_with_the_master() -> bool:
         conditions = [namespace.condition(kind) for kind in ("Ready", "FullyApplied")]  # {} before the edit is seen
-        return all(each.get("status") == "True" and each["observedGeneration"] == generation for each in conditions)
+        applied = namespace.get("orca", "demo")["status"].get("scheduler", {}).get("maxBatchSize") == 7
+        return applied and all(
+            each.get("status") == "True" and each["observedGeneration"] == generation for each in conditions
+        )
 
     assert eventually(speaks_with_the_master, 240), namespace.condition()
     assert namespace.ask("demo", [BODY])[0]["choices"]

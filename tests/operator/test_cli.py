@@ -132,6 +132,20 @@ def test_the_operator_waits_for_its_crd(api, caplog, install):
     assert line == "the API server does not serve OrcaDeployment: waiting for the CRD (kubectl apply -f crds/)"
 
 
+@pytest.mark.parametrize("answers", [[True], [False, True, True], [False, True, False, True, True]])
+def test_after_a_wait_the_kind_must_be_served_twice_in_a_row(answers, monkeypatch):
+    """Of several API servers behind one address each learns of a new CRD in its own time."""
+    monkeypatch.setattr(cli, "KIND_SECONDS", 0.0)
+
+    class Servers:
+        def serves(self, _kind: str) -> bool:
+            return left.pop(0)
+
+    left = [*answers, True]
+    assert asyncio.run(cli.wait_for_kind(Servers(), asyncio.Event()))  # type: ignore[arg-type]
+    assert left == [True]
+
+
 def test_an_api_server_that_fails_meanwhile_ends_nothing(api, caplog):
     async def run() -> None:
         cluster, stop = await asyncio.to_thread(cli.connect, lambda _verb, _kind: None), asyncio.Event()

@@ -129,12 +129,24 @@ def test_an_error_counts_when_the_master_has_been_silent_for_some_time(monkeypat
     now = [0.0]
     monkeypatch.setattr(masters.time, "monotonic", lambda: now[0])
     silent = MasterError("ConnectTimeout")
-    scene = Scene(silent, silent, silent, MasterError("busy", 503), silent, report(DEMO))
+    scene = Scene(silent, silent, silent, report(DEMO), silent, report(DEMO))
     seen = []
     for _ in range(6):
         seen.append(scene.observe().unanswered)
         now[0] += masters.SILENCE_SECONDS / 2
     assert seen == [{}, {}, {DEMO.revision: "ConnectTimeout"}, {}, {}, {}]
+
+
+@pytest.mark.parametrize("status", [200, 403, 500, 503])
+def test_an_answer_that_is_no_report_counts_as_silence(monkeypatch, status):
+    monkeypatch.setattr(masters, "SILENCE_SECONDS", 0.0)
+    observed = Scene(MasterError(f"/state: {status}", status)).observe()
+    assert (observed.unanswered, observed.unauthorized) == ({DEMO.revision: f"/state: {status}"}, frozenset())
+
+
+def test_a_master_for_which_the_operator_has_no_certificate_counts_as_silent(monkeypatch, by_tls):
+    monkeypatch.setattr(masters, "SILENCE_SECONDS", 0.0)
+    assert "the operator has no certificate" in Scene().observe().unanswered[DEMO.revision]
 
 
 def test_without_a_valid_spec_no_token_is_made():

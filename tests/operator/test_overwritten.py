@@ -16,6 +16,7 @@ from support.orcadeployments import MINIMAL, context, merged
 
 GPUS = "spec.worker.resources: nvidia.com/gpu is 2 and not 4, by parallelism.tensorParallelSize"
 RDMA = "spec.worker.resources: rdma/hca is 1 and not 2, by communication.rdmaResource: one device per pod"
+HUGE = "1e99999999999999999999"
 LABELS = dict.fromkeys(sorted(RESERVED_LABELS), "mine") | {"team": "a", names.VERSION_LABEL: "mine"}
 
 
@@ -47,6 +48,9 @@ def test_a_label_with_the_operators_value_or_of_no_object_is_not_named():
     [
         ({"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": "4"}}, [GPUS]),
         ({"limits": {"nvidia.com/gpu": 2, "memory": "8Gi"}, "requests": {"rdma/hca": 1}}, []),
+        ({"limits": {"nvidia.com/gpu": "2000m"}, "requests": {"nvidia.com/gpu": "2e0", "rdma/hca": "1000m"}}, []),
+        ({"limits": {"nvidia.com/gpu": "4"}, "requests": {"nvidia.com/gpu": "2000m"}}, [GPUS]),
+        ({"limits": {"nvidia.com/gpu": HUGE}}, [GPUS.replace("not 4", f"not {HUGE}")]),
         ({"requests": {"rdma/hca": 2}}, [RDMA]),
     ],
 )

@@ -181,6 +181,25 @@ def test_a_serving_deployment_is_polled_rarely_and_an_event_is_taken_up_at_once(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_deployment_whose_master_is_silent_is_polled_often(rests):
+    """It reads as Serving for half a minute, in which the master must be asked more than once or twice."""
+
+    async def run() -> None:
+        player = await serving()
+        player.masters.silent = True
+        metrics = player.reconciler._metrics
+        before = passes(metrics)
+        player.reconciler.enqueue(KEY)
+        await until(lambda: passes(metrics) > before + 20)
+        assert player.api.condition("Ready") == ("True", "Serving")
+        assert rests == []
+        player.masters.silent = False
+        await until(lambda: rests)
+        await player.reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_deployment_whose_old_revision_drains_is_polled_often(rests):
     """The old master reports that it has answered everything; no event does."""
 

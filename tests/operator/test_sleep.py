@@ -204,15 +204,19 @@ def test_the_status_has_the_number_and_why(ready, answers):
     condition = find_condition(found, "Ready")
     assert (condition["status"] == "True", condition["reason"] == "ScaledToZero") == (ready, ready)
     assert (find_condition(found, "MasterServing")["status"] == "True") == ready
-    assert (find_condition(found, "FullyApplied")["status"]) == "True"
+    assert (find_condition(found, "FullyApplied")["status"] == "True") == answers
 
 
 def test_a_call_without_an_answer_does_not_end_the_sleep_in_the_status():
     asleep = make_status(Situation("demo", "default", 1, DEMO.spec, DEMO.revision, view(observed(reporting(0), 0))), {})
     silent = observed(None, 0)
     unreachable = replace(silent, unanswered={DEMO.revision: "timed out"})
-    for state, expected in ((silent, "ScaledToZero"), (unreachable, "MasterUnreachable")):
-        found = make_status(Situation("demo", "default", 1, DEMO.spec, DEMO.revision, view(state)), asleep)
+    found = asleep
+    for state, expected in (
+        (silent, "ScaledToZero"), (unreachable, "MasterUnreachable"), (silent, "MasterUnreachable"),
+        (observed(reporting(0), 0), "ScaledToZero"),
+    ):  # fmt: skip
+        found = make_status(Situation("demo", "default", 1, DEMO.spec, DEMO.revision, view(state)), found)
         assert find_condition(found, "Ready")["reason"] == expected
 
 

@@ -49,7 +49,8 @@ def scaled_object(context: Context, autoscaling: Autoscaling) -> dict[str, Any]:
 def _keda(autoscaling: Autoscaling) -> dict[str, Any]:
     """Return the fields that are passed through.
 
-    `idleReplicaCount` is not: KEDA supports only 0, which would end the master, whose metrics alone bring it back.
+    `idleReplicaCount` is not: KEDA supports only 0, at which the master refuses requests, so that no metric brings a
+    pipeline back.
     """
     keda, passed = autoscaling.keda, dict[str, Any]()
     if keda is None:
