@@ -134,7 +134,7 @@ def _verdict(situation: Situation, rollout: Rollout, previous: Mapping[str, Any]
     earlier = earlier_cause(situation.view.observed, revision, find_condition(previous, "Ready"))
     if serving >= rollout.desired and diagnose_silence(situation.view.observed, revision) is None:
         return earlier or Diagnosis(Reason.SERVING, f"{serving} of {rollout.desired} pipelines serve")
-    others = sorted(existing - {revision, ""})
+    others = sorted(existing - {revision})
     cause = diagnose(situation.view, revision)
     if cause.reason in HEALTHY:
         # Without its report a rollout may wait for it: it is unknown which of its pipelines serve.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,11 @@ def encode(text: str, max_model_len: int = 1024) -> tuple[list[int], list[tuple[
     codec = Recorder()
     found = asyncio.run(Encoder(codec).encode(text, "prompt", True, Lengths(max_model_len)))
     return found, codec.calls
+
+
+async def long_text(encoder: Encoder, caller: Caller) -> list[int]:
+    """Tokenize a text on a thread, in a turn of the caller."""
+    return await encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), caller)
 
 
 def test_short_texts_stay_on_the_loop_and_long_ones_do_not():
@@ -96,14 +100,11 @@ def test_a_burst_of_texts_is_tokenized_and_the_queue_bounds_those_that_wait():
         codec.go.clear()
         encoder, caller = Encoder(codec), Caller("a", 1000)
 
-        def encode() -> Awaitable[list[int]]:
-            return encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), caller)
-
         try:
-            some = [asyncio.create_task(encode()) for _ in range(NUM_THREADS + 1000)]
+            some = [asyncio.create_task(long_text(encoder, caller)) for _ in range(NUM_THREADS + 1000)]
             await asyncio.sleep(0)
             with pytest.raises(QueueFullError, match="1000 texts are waiting, the limit is 1000"):
-                await encode()
+                await long_text(encoder, caller)
         finally:
             codec.go.set()
         assert len(await asyncio.gather(*some)) == NUM_THREADS + 1000
@@ -119,19 +120,16 @@ def test_a_deadline_frees_no_turn_before_the_thread_has_ended():
         codec.go.clear()
         encoder, caller = Encoder(codec), Caller("a", 256)
 
-        def encode() -> Awaitable[list[int]]:
-            return encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), caller)
-
         try:
-            some = [asyncio.create_task(encode()) for _ in range(NUM_THREADS)]
+            some = [asyncio.create_task(long_text(encoder, caller)) for _ in range(NUM_THREADS)]
             await asyncio.sleep(0)
             for task in some:
                 task.cancel()
             assert await asyncio.gather(*some, return_exceptions=True)
-            waiting = [asyncio.create_task(encode()) for _ in range(256)]
+            waiting = [asyncio.create_task(long_text(encoder, caller)) for _ in range(256)]
             await asyncio.sleep(0)
             with pytest.raises(QueueFullError, match="256 texts are waiting"):
-                await encode()
+                await long_text(encoder, caller)
         finally:
             codec.go.set()
         assert len(await asyncio.gather(*waiting)) == 256
@@ -146,7 +144,7 @@ def test_the_texts_of_api_keys_take_turns():
         encoder = Encoder(codec)
 
         async def encode(owner: str) -> None:
-            await encoder.encode("a" * (SHORT + 1), "prompt", True, Lengths(1024), Caller(owner))
+            await long_text(encoder, Caller(owner))
             order.append(owner)
 
         tasks = [asyncio.create_task(encode(owner)) for owner in "a" * 40 + "b"]

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from orca_master.bodies.lengths import MAX_DEPTH, Lengths
-from orca_master.bodies.messages_blocks import MAX_BLOCKS
+from orca_master.bodies.lengths import MAX_DEPTH, MAX_ENTRIES, Lengths
 from orca_master.bodies.messages_translation import chat_request
 from orca_master.bodies.validation import check_body, pack, unpack
 from orca_master.errors import RequestError
@@ -155,7 +154,10 @@ def test_thinking_sets_the_variable_of_the_template(kind, variables):
         ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [user(text("a") | {"citations": [1]})]}, "messages.0.content.0.citations: this field is unknown"),
-        ({"messages": [user(*[text("")] * 1000)] * (MAX_BLOCKS // 1000 + 1)}, "messages: 17000 blocks in all messages"),
+        (
+            {"messages": [user(*[text("")] * 1000)] * (MAX_ENTRIES // 1000 + 1)},
+            "messages: 17000 blocks in all messages",
+        ),
         ({"messages": [user(text("x" * 300_000))]}, "messages: 300000 characters exceed the limit"),
         ({"system": "x" * 300_000}, "system: 300000 characters exceed the limit"),
         ({"system": [IMAGE]}, "system.0: only text blocks are supported here"),

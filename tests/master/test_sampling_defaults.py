@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.errors import ConfigurationError
-from orca_master.text.sampling_defaults import max_new_tokens, sampling_defaults
+from orca_master.text.sampling_defaults import read_sampling_file
 from support.scripted_engine import END, MODEL, Scripted, make_model
 
 TEMPLATE = "{{ messages | tojson }}"
@@ -20,12 +20,12 @@ QUESTION = {"role": "user", "content": "1 + 1?"}
 
 
 def test_the_five_parameters_are_read_and_others_are_not(tmp_path):
-    assert (sampling_defaults(tmp_path), max_new_tokens(tmp_path)) == ({}, None)
+    assert (read_sampling_file(tmp_path).defaults, read_sampling_file(tmp_path).max_new_tokens) == ({}, None)
     path = tmp_path / "generation_config.json"
     path.write_text(
         json.dumps({**RECOMMENDED, "min_p": None, "do_sample": False, "max_new_tokens": 5, "bos_token_id": 1})
     )
-    assert (sampling_defaults(tmp_path), max_new_tokens(tmp_path)) == (RECOMMENDED, 5)
+    assert (read_sampling_file(tmp_path).defaults, read_sampling_file(tmp_path).max_new_tokens) == (RECOMMENDED, 5)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_five_parameters_are_read_and_others_are_not(tmp_path):
 def test_an_invalid_value_is_an_error_that_names_the_field(tmp_path, name, value):
     (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
     with pytest.raises(ConfigurationError, match=rf"generation_config\.json.*{name}"):
-        sampling_defaults(tmp_path)
+        read_sampling_file(tmp_path)
 
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -8,10 +8,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from kubernetes import client
@@ -19,6 +16,7 @@ from orca_operator import cli, names
 from orca_operator.cli import main
 from orca_operator.manifests.context import Images
 from support.kubernetes_api import KubernetesApi
+from support.served import eventually
 
 
 @pytest.mark.parametrize(
@@ -102,25 +100,21 @@ def lists(api: KubernetesApi, plural: str) -> int:
     return sum(path.split("/")[-1] == plural and not query.get("watch") for _, path, query in api.requests)
 
 
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("install", [True, False])
 def test_the_operator_waits_for_its_crd(api, caplog, install):
     """kopf, which learns the kinds of the cluster only at its start, and answers the probes, starts after the CRD."""
     watched: list[int] = []
 
     def drive() -> None:
-        until(lambda: lists(api, "apis") >= 10)
-        watched.append(lists(api, "pods"))
-        if install:
-            api.versions[names.KIND] = names.API_VERSION
-            until(lambda: lists(api, names.PLURAL))
-        watched.append(lists(api, names.PLURAL))
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            assert eventually(lambda: lists(api, "apis") >= 10)
+            watched.append(lists(api, "pods"))
+            if install:
+                api.versions[names.KIND] = names.API_VERSION
+                assert eventually(lambda: lists(api, names.PLURAL) > 0)
+            watched.append(lists(api, names.PLURAL))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     driver = threading.Thread(target=drive)
     driver.start()

@@ -18,6 +18,7 @@ from orca_master.engine.config import EngineConfig
 from orca_protos import engine_pb2 as pb
 from orca_worker import ranks as ranks_module
 from orca_worker.errors import FaultError
+from orca_worker.model_config import load_digest
 from orca_worker.rank_starter import RankStart, RankStarter
 from orca_worker.ranks import Ranks, rank_starts
 from support.engines import engine_over, topology
@@ -54,6 +55,11 @@ async def scripted(starts: list[RankStart]) -> AsyncIterator[tuple[Ranks, list[p
 
 def command(**script: object) -> tuple[str, ...]:
     return (sys.executable, str(SCRIPT), json.dumps(script))
+
+
+async def loaded_bytes(ranks: Ranks) -> list[int]:
+    """Load the demo model; return the reported bytes."""
+    return [progress.loaded_bytes async for progress in ranks.load(request(), load_digest(request()))]
 
 
 def pids(ranks: Ranks) -> list[int]:
@@ -151,7 +157,7 @@ def test_only_a_rank_that_has_failed_is_replaced(monkeypatch, number):
         starter = RankStarter(lambda _: None, lambda _: None, nothing_asked)
         ranks = await Ranks.spawn(rank_starts(request(), command(reads=[100, 300])), 0, starter)
         try:
-            assert [progress.loaded_bytes async for progress in ranks.load(request())][-2:] == [200, 0]
+            assert (await loaded_bytes(ranks))[-2:] == [200, 0]
             assert ranks.loaded
             first, second = pids(ranks)
             os.kill(second, number)
@@ -162,7 +168,7 @@ def test_only_a_rank_that_has_failed_is_replaced(monkeypatch, number):
             assert pids(ranks)[0] == first
             assert pids(ranks)[1] != second
             assert not ranks.failed
-            assert [progress.loaded_bytes async for progress in ranks.load(request())] == [300, 0]
+            assert await loaded_bytes(ranks) == [300, 0]
             assert ranks.loaded
         finally:
             await ranks.end()

@@ -20,13 +20,11 @@ from orca_protos import engine_pb2 as pb
 class _Row:
     sampling: pb.Sampling
     prompt_length: int
-    in_prompt: torch.Tensor
-    """[vocabulary] bool."""
     generated: torch.Tensor
     """[vocabulary] float32 counts of generated tokens."""
     num_generated: int
     seen: torch.Tensor
-    """Tokens int64 of prompt and output in its first `num_seen` places, with repetitions; at most the vocabulary."""
+    """Tokens int64 of prompt and output in its first `num_seen` places, with repetitions."""
     num_seen: int
     penalties: torch.Tensor
     """[3] float32: repetition, frequency, presence."""
@@ -36,15 +34,10 @@ class _Row:
     """[banned tokens] int64."""
 
     def add_seen(self, tokens: torch.Tensor) -> None:
-        """Add tokens of the prompt or the output to `seen`, whose size doubles; more than the vocabulary are all."""
-        vocabulary, total = len(self.generated), self.num_seen + len(tokens)
-        if total >= vocabulary:
-            if self.num_seen < vocabulary:
-                self.seen = torch.arange(vocabulary, device=tokens.device)
-            self.num_seen = vocabulary
-            return
+        """Add tokens of the prompt or the output to `seen`, whose size doubles."""
+        total = self.num_seen + len(tokens)
         if total > len(self.seen):
-            grown = torch.zeros(min(2 * total, vocabulary), dtype=torch.int64, device=tokens.device)
+            grown = torch.empty(2 * total, dtype=torch.int64, device=tokens.device)
             grown[: self.num_seen] = self.seen[: self.num_seen]
             self.seen = grown
         self.seen[self.num_seen : total] = tokens
@@ -89,7 +82,6 @@ class LogitProcessors:
     def _note(self, state: _Row, tokens: torch.Tensor, position: int) -> None:
         """Note tokens of a row from `position` on."""
         of_prompt = max(0, min(len(tokens), state.prompt_length - position))
-        state.in_prompt[tokens[:of_prompt]] = True
         generated = tokens[of_prompt:]
         state.num_generated += len(generated)
         state.generated.index_add_(0, generated, torch.ones(len(generated), device=self._device))
@@ -106,7 +98,6 @@ class LogitProcessors:
         return _Row(
             sampling,
             admission.prompt_length,
-            torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device),
             torch.zeros(self._vocabulary, device=self._device),
             0,
             self._tokens(()),
@@ -122,8 +113,7 @@ def _process(logits: torch.Tensor, row: _Row) -> None:
     seen = row.seen[: row.num_seen]
     repetition, frequency, presence = row.penalties
     values, generated = logits[seen], row.generated[seen]
-    in_text = row.in_prompt[seen] | (generated > 0)  # `seen` may be the whole vocabulary
-    values = torch.where(in_text, torch.where(values > 0, values / repetition, values * repetition), values)
+    values = torch.where(values > 0, values / repetition, values * repetition)
     values = values - generated * frequency
     # Repeated tokens have equal values.
     logits[seen] = values - (generated > 0) * presence

@@ -143,14 +143,11 @@ class PartitionLoader:
         return kept
 
     async def _load(self, ranks: Ranks, request: pb.LoadRequest, digest: str) -> AsyncIterator[pb.LoadProgress]:
-        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end.
-
-        Raises ModelError if `digest`, that of the files before, is not the one after each process has read them.
-        """
+        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end."""
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
         try:
-            async for progress in ranks.load(request):
+            async for progress in ranks.load(request, digest):
                 if not progress.HasField("facts"):
                     yield progress
         except (ModelError, FaultError) as error:
@@ -159,8 +156,6 @@ class PartitionLoader:
             raise
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
-        if progress.facts.digest != digest:
-            raise ModelError(f"{request.model_path}: files of the model changed while the worker read them")
         self.request, self.facts = request, progress.facts
 
 

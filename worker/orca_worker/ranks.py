@@ -139,10 +139,11 @@ class Ranks:
         """
         return await _together(process.ask(command, timeout) for process in self._processes)
 
-    async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
+    async def load(self, request: pb.LoadRequest, digest: str) -> AsyncIterator[pb.LoadProgress]:
         """Load the partition into the processes that have not loaded a model.
 
-        Yields the bytes read so far, the mean of these processes, and the facts at the end. Raises like `ask`.
+        Yields the bytes read so far, the mean of these processes, and the facts at the end. Raises like `ask`, and
+        ModelError if `digest`, that of the files before, is not the one after each process has read them.
         """
         if self.loaded:
             yield pb.LoadProgress(facts=self._processes[0].loaded)
@@ -165,8 +166,8 @@ class Ranks:
             while (message := await progress.get()) is not None:
                 yield message
             facts = await loading
-            if len({each.digest for each in facts}) > 1:
-                raise ModelError(f"{request.model_path}: files of the model changed while the ranks read them")
+            if any(each.digest != digest for each in facts):
+                raise ModelError(f"{request.model_path}: files of the model changed while they were read")
             yield pb.LoadProgress(facts=facts[0])
         finally:
             loading.cancel()

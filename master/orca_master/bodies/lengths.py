@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, LiteralString, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -27,7 +27,7 @@ MAX_CHARACTERS = 8 << 20
 MAX_OPTIONS_BYTES = 64 << 10
 """Maximum size of `chat_template_kwargs`, and of the parameters of a function, as JSON."""
 MAX_ENTRIES = 16384
-"""Maximum parts and calls of all messages, or of all items, which the event loop handles one by one."""
+"""Maximum parts, blocks and calls of all messages, or of all items, which the event loop handles one by one."""
 MAX_DEPTH = 128
 """Maximum depth of JSON whose form is the client's; that which json and pydantic can write depends on the caller."""
 
@@ -54,12 +54,11 @@ class Lengths:
 
     def check_prompts(self, count: int) -> None:
         """Raise PydanticCustomError for too many characters in all prompts together."""
-        if count > MAX_CHARACTERS:
-            raise PydanticCustomError(
-                "too_long",
-                "{count} characters in all prompts together, at most {limit} are allowed: send several requests",
-                {"count": count, "limit": MAX_CHARACTERS},
-            )
+        refuse_more(
+            count,
+            MAX_CHARACTERS,
+            "{count} characters in all prompts together, at most {limit} are allowed: send several requests",
+        )
 
     def check_characters(self, count: int) -> None:
         """Raise PydanticCustomError for a text that is too long to be tokenized."""
@@ -73,6 +72,12 @@ class Lengths:
                 "length is {tokens} tokens; send a longer text as token ids",
                 {"count": count, "tokens": self.max_model_len, "limit": limit},
             )
+
+
+def refuse_more(count: int, limit: int, message: LiteralString) -> None:
+    """Raise PydanticCustomError with `message`, which has {count} and {limit}, if the first exceeds the second."""
+    if count > limit:
+        raise PydanticCustomError("too_long", message, {"count": count, "limit": limit})
 
 
 def at_most(limit: int) -> BeforeValidator:
@@ -127,25 +132,16 @@ def check_depth(value: dict[str, Any]) -> dict[str, Any]:
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     check_depth(options)
-    count = len(json.dumps(options))
-    if count > MAX_OPTIONS_BYTES:
-        raise PydanticCustomError(
-            "too_long",
-            "{count} bytes of JSON, at most {limit} are allowed",
-            {"count": count, "limit": MAX_OPTIONS_BYTES},
-        )
+    refuse_more(len(json.dumps(options)), MAX_OPTIONS_BYTES, "{count} bytes of JSON, at most {limit} are allowed")
     return options
 
 
 def _refuse_many_entries(value: Any) -> Any:
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
     count = sum(len(part) for entry in entries for part in entry.values() if isinstance(part, list))
-    if count > MAX_ENTRIES:
-        raise PydanticCustomError(
-            "too_long",
-            "{count} parts and calls together, at most {limit} are allowed: join parts of texts",
-            {"count": count, "limit": MAX_ENTRIES},
-        )
+    refuse_more(
+        count, MAX_ENTRIES, "{count} parts and calls together, at most {limit} are allowed: join parts of texts"
+    )
     return value
 
 

@@ -13,11 +13,8 @@ from pydantic import AfterValidator, Field, Tag, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from orca_master.bodies.body import Body, Name, tagged
-from orca_master.bodies.lengths import Lengths, at_most, check_depth
+from orca_master.bodies.lengths import MAX_ENTRIES, Lengths, at_most, check_depth, refuse_more
 from orca_master.bodies.openai_requests import MAX_MESSAGES, MAX_PARTS
-
-MAX_BLOCKS = 4 * MAX_MESSAGES
-"""Maximum blocks of all messages, which are translated on the event loop."""
 
 
 class CacheControl(Body):
@@ -154,12 +151,8 @@ def _can_be_continued(message: AssistantMessage) -> bool:
 
 def _check_messages(messages: list[AnyMessage], info: ValidationInfo) -> list[AnyMessage]:
     sizes = [_size(message) for message in messages]
-    if (count := sum(blocks for blocks, _ in sizes)) > MAX_BLOCKS:
-        raise PydanticCustomError(
-            "too_long",
-            "{count} blocks in all messages, at most {limit} are allowed: join texts",
-            {"count": count, "limit": MAX_BLOCKS},
-        )
+    num_blocks = sum(blocks for blocks, _ in sizes)
+    refuse_more(num_blocks, MAX_ENTRIES, "{count} blocks in all messages, at most {limit} are allowed: join texts")
     Lengths.of(info).check_characters(sum(characters for _, characters in sizes))
     if isinstance(last := messages[-1], AssistantMessage) and not _can_be_continued(last):
         raise PydanticCustomError(

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from orca_master.bodies.body import Body, Name
-from orca_master.bodies.lengths import at_most, check_options, is_too_deep
+from orca_master.bodies.lengths import at_most, check_options, is_too_deep, refuse_more
 
 MAX_TOOLS = 128
 """OpenAI's."""
@@ -108,12 +108,11 @@ def _check_size(tools: Any) -> Any:
         count = len(json.dumps(tools))
     except (TypeError, RecursionError):  # tools that were checked before; too deep: check_options refuses it
         return tools
-    if count > MAX_TOOLS_BYTES:
-        raise PydanticCustomError(
-            "too_long",
-            "{count} bytes of JSON in all tools together, at most {limit} are allowed: send fewer tools",
-            {"count": count, "limit": MAX_TOOLS_BYTES},
-        )
+    refuse_more(
+        count,
+        MAX_TOOLS_BYTES,
+        "{count} bytes of JSON in all tools together, at most {limit} are allowed: send fewer tools",
+    )
     return tools
 
 

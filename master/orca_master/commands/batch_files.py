@@ -95,6 +95,11 @@ class BatchAnswer:
         return json.dumps(line).encode() + b"\n"
 
 
+def _is_cut_off(line: bytes) -> bool:
+    """Whether an unfinished line is the beginning of an answer; after a loss of power a file can end with zeros."""
+    return ANSWER.startswith(line.rstrip(b"\0")[: len(ANSWER)])
+
+
 class AnswerFile:
     """The output: a line per answered request, in the order of the answers. A later run continues it.
 
@@ -129,11 +134,12 @@ class AnswerFile:
             raise ConfigurationError(f"{self._path}: another process writes this file") from error
         whole = 0
         for number, line in enumerate(self._file, 1):
-            begin = line.rstrip(b"\0")[: len(ANSWER)]  # after a loss of power a file can end with zeros
-            if not line.endswith(b"\n") and ANSWER.startswith(begin):
+            if not line.endswith(b"\n") and _is_cut_off(line):
                 break
             try:
-                answer = json.loads(line if line.endswith(b"\n") else b"")
+                if not line.endswith(b"\n"):
+                    raise ValueError("the line does not end")
+                answer = json.loads(line)
                 self._count(answer["custom_id"], answer["response"]["status_code"])
             except (ValueError, RecursionError, KeyError, TypeError) as error:
                 raise ConfigurationError(

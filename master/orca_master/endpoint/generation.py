@@ -169,7 +169,7 @@ class Generator:
             self.models.number_of(body.model, owner),
             limit.arrived,
         )
-        return generation if limit.timeout is None else replace(generation, timeout=limit.timeout)
+        return replace(generation, timeout=limit.timeout)
 
     def generation(
         self,

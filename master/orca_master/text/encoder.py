@@ -40,12 +40,12 @@ class Encoder:
             await asyncio.sleep(0)  # a request may have a thousand short texts: others are served between them
             return tokens
         await self._turns.acquire(caller, len(text))
-        tokens_of = asyncio.get_running_loop().run_in_executor(
+        tokenizing = asyncio.get_running_loop().run_in_executor(
             self._threads, self._encode, text, name, add_special_tokens, lengths.max_model_len or 0
         )
         # The thread goes on after the deadline of the request: the turn, and its memory, are free when it ends.
-        tokens_of.add_done_callback(lambda _: self._turns.release(caller))
-        return await asyncio.shield(tokens_of)
+        tokenizing.add_done_callback(lambda _: self._turns.release(caller))
+        return await asyncio.shield(tokenizing)
 
     def _encode(self, text: str, name: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
         # A text has more than half as many tokens as its pieces together.

@@ -1,4 +1,4 @@
-"""`sampling_defaults`: the sampling parameters that a model's generation_config.json recommends, and `max_new_tokens`.
+"""`read_sampling_file`: the sampling parameters that a model's generation_config.json recommends.
 
 They stand for those that a request does not set, as in vLLM. As there, `do_sample` is not read: a request is greedy if
 its temperature is 0.
@@ -29,18 +29,14 @@ class SamplingFile(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     max_new_tokens: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
-
-def sampling_defaults(model_path: Path) -> dict[str, Any]:
-    """Return the values by the names of a request's fields; raise ConfigurationError for an invalid file."""
-    return _read(model_path).model_dump(exclude_none=True, exclude={"max_new_tokens"})
-
-
-def max_new_tokens(model_path: Path) -> int | None:
-    """Return the length of answers that the model recommends, if any; raise ConfigurationError for an invalid file."""
-    return _read(model_path).max_new_tokens
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Values of fields that a request does not set, by their names."""
+        return self.model_dump(exclude_none=True, exclude={"max_new_tokens"})
 
 
-def _read(model_path: Path) -> SamplingFile:
+def read_sampling_file(model_path: Path) -> SamplingFile:
+    """Return the content of a model's file, without any field if the file is absent; raise ConfigurationError."""
     try:
         return checked(SamplingFile, read_object(model_path, FILE, CONFIG_BYTES), model_path / FILE)
     except MissingFileError:

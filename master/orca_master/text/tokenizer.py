@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
-from orca_master.text.sampling_defaults import max_new_tokens, sampling_defaults
+from orca_master.text.sampling_defaults import read_sampling_file
 from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
@@ -74,9 +74,10 @@ class TextCodec:
             pass
         except FileError as error:
             raise ConfigurationError(str(error)) from error
-        self.sampling_defaults = sampling_defaults(model_path)
+        recommended = read_sampling_file(model_path)
+        self.sampling_defaults = recommended.defaults
         """Values of fields that a request does not set."""
-        self.max_new_tokens = max_new_tokens(model_path)
+        self.max_new_tokens = recommended.max_new_tokens
         """Most tokens of the answer to a chat that sets no maximum; None: the rest of the context."""
         self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
 
