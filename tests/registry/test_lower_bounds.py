@@ -33,7 +33,8 @@ def test_protos_at_the_lower_bounds(tmp_path, environment):
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--only-binary", ":all:"]
     subprocess.run([*pip, *bounds, "pytest", "pytest-timeout"], env=environment, check=True)
     # tests/conftest.py needs torch and transformers, these tests do not.
-    tests = [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", *TESTS]
+    bounded = ["--timeout", "60", "--maxfail", "3"]  # ends, and names the tests, before this test's own timeout
+    tests = [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", *bounded, *TESTS]
     done = subprocess.run(
         tests,
         cwd=ROOT,
