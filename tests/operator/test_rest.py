@@ -62,8 +62,8 @@ def test_a_crd_that_is_older_than_the_operator_causes_no_writes_at_rest(rests):
     async def run() -> None:
         player = await serving()
         patch = player.api.patch_status
-        player.api.patch_status = lambda namespace, name, status: patch(  # type: ignore[method-assign]
-            namespace, name, {**status, "recoveryPolicy": None}
+        player.api.patch_status = lambda namespace, name, status, version: patch(  # type: ignore[method-assign]
+            namespace, name, {**status, "recoveryPolicy": None}, version
         )
         player._edit({"scheduler": {"maxQueueDepth": 7}})
         for _ in range(3):
