@@ -1,9 +1,8 @@
 """Executes planned actions: the only writer of children. Objects that are up to date are not written again.
 
 An object is written if its manifest differs from the last one written, or if another client has changed it since: its
-generation (or resourceVersion, for kinds without one) differs from the one after our write. What another client keeps
-changing is restored less and less often (repairs.py). After a restart every object is applied once, which changes
-nothing if nothing differs.
+`observe.version` differs from the one after our write. What another client keeps changing is restored less and less
+often (repairs.py). After a restart every object is applied once, which changes nothing if nothing differs.
 """
 
 from __future__ import annotations

@@ -126,6 +126,21 @@ def test_after_a_restart_everything_is_applied_once_and_nothing_changes():
     assert server.writes == before
 
 
+@pytest.mark.parametrize("change", [{"uid": "another"}, {"labels": {"a": "b"}}], ids=["replaced", "labels"])
+def test_a_change_without_a_new_generation_is_written_again(change):
+    """`kubectl replace --force` creates another object, again of generation 1, and labels have no generation."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    place = next(place for place in server.objects if place[0] == "PodDisruptionBudget")
+    before = server.objects[place]
+    spec = {**before["spec"], "maxUnavailable": 9} if "uid" in change else before["spec"]
+    server.objects[place] = {**before, "metadata": {**before["metadata"], **change}, "spec": spec}
+    assert run(executor, server).writes == 1
+    after = server.objects[place]
+    assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
+
+
 def test_what_somebody_changed_is_written_again():
     server = Server()
     executor = Executor(server)
