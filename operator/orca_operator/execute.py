@@ -236,13 +236,18 @@ class Executor:
     def _claim(self, live: Object, owner: Owner) -> bool:
         """Return whether an object may be written; delete an object of an earlier OrcaDeployment of the same name.
 
+        A Secret without an owner gets one here, any other object by its write, which a Secret may not need.
         Raises InvalidSpecError for an object of another owner, which is left unchanged.
         """
-        if _is_own(live, owner):
-            return True
         metadata = live["metadata"]
-        self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
-        return False
+        if not _is_own(live, owner):
+            self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
+            return False
+        if live["kind"] == "Secret" and not owner_uid(live):
+            owners = [*(metadata.get("ownerReferences") or []), owner.reference]
+            fields = {"metadata": {"ownerReferences": owners, "resourceVersion": metadata["resourceVersion"]}}
+            self._cluster.merge("Secret", owner.namespace, metadata["name"], fields)
+        return True
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
         kind, name = child["kind"], name_of(child)
@@ -258,7 +263,8 @@ class Executor:
 def _is_own(live: Object, owner: Owner) -> bool:
     """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
 
-    Raises InvalidSpecError for an object of another owner.
+    An object without an owner is adopted if it has the deployment's label, as `kubectl delete --cascade=orphan` and
+    restored backups leave it. Raises InvalidSpecError for an object of another owner.
     """
     if owner_uid(live) == owner.uid:
         return True
@@ -267,7 +273,7 @@ def _is_own(live: Object, owner: Owner) -> bool:
         raise InvalidSpecError(
             f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
         )
-    return False
+    return not owner_uid(live)
 
 
 def _content(secret: Object) -> dict[str, bytes]:
