@@ -243,7 +243,13 @@ class Executor:
         if not _is_own(live, owner):
             self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
             return False
-        if live["kind"] == "Secret" and not owner_uid(live):
+        if owner_uid(live):
+            return True
+        # A deletion with orphans takes the owner from the children first. With it again they would be deleted.
+        deployment = self._cluster.get(names.KIND, owner.namespace, owner.name)
+        if deployment is None or deployment["metadata"]["uid"] != owner.uid or is_ending(deployment):
+            raise ClusterError(HTTPStatus.CONFLICT, f"{names.KIND} {owner.name} is deleted: nothing is adopted")
+        if live["kind"] == "Secret":
             owners = [*(metadata.get("ownerReferences") or []), owner.reference]
             fields = {"metadata": {"ownerReferences": owners, "resourceVersion": metadata["resourceVersion"]}}
             self._cluster.merge("Secret", owner.namespace, metadata["name"], fields)
@@ -263,8 +269,8 @@ class Executor:
 def _is_own(live: Object, owner: Owner) -> bool:
     """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
 
-    An object without an owner is adopted if it has the deployment's label, as `kubectl delete --cascade=orphan` and
-    restored backups leave it. Raises InvalidSpecError for an object of another owner.
+    An object without an owner is adopted if it has the deployment's label: `kubectl delete --cascade=orphan` leaves
+    such objects. Raises InvalidSpecError for an object of another owner.
     """
     if owner_uid(live) == owner.uid:
         return True

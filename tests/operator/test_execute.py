@@ -327,6 +327,26 @@ def test_what_an_earlier_deployment_of_the_name_left_goes_first():
     assert server.objects["Secret", "demo-admin"]["metadata"]["uid"] == "secret"
 
 
+@pytest.mark.parametrize(
+    "deployment",
+    [{"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}, {"uid": "another"}, None],
+    ids=["ends", "has a successor", "is gone"],
+)
+def test_a_deployment_that_is_deleted_adopts_nothing(deployment):
+    """The garbage collector takes the owner from the children before the OrcaDeployment is gone."""
+    server = Server()
+    if deployment is not None:
+        server.objects[names.KIND, "demo"] = {"metadata": deployment}
+    orphan = foreign("Service", "demo", names.labels("demo"), "")
+    orphan["metadata"]["ownerReferences"] = []
+    server.objects["Service", "demo"] = orphan
+    with pytest.raises(ClusterError, match="is deleted: nothing is adopted"):
+        Executor(server).run([Apply(services.client_service(FULL))], FULL, Observed())
+    server.objects[names.KIND, "demo"] = {"metadata": {"uid": UID}}
+    Executor(server).run([Apply(services.client_service(FULL))], FULL, Observed())
+    assert server.objects["Service", "demo"]["metadata"]["ownerReferences"] == [FULL.reference]
+
+
 @pytest.mark.parametrize("kind", ["Service", "Secret"])
 def test_what_is_somebody_elses_stays(kind):
     server, name = Server(), "demo" if kind == "Service" else "demo-admin"
