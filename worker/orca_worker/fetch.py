@@ -36,6 +36,7 @@ TOOL_TEMPLATE = f"{TEMPLATES}/tool_use.jinja"
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        "special_tokens_map.json",
         TOOL_TEMPLATE,
         INDEX,
     }
