@@ -164,13 +164,17 @@ class Cluster:
         """Remove a pod without its kubelet if it still has this uid; return False if it is missing or replaced."""
         return self._delete("Pod", namespace, pod, {"preconditions": {"uid": uid}, "gracePeriodSeconds": 0})
 
-    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
-        """Merge `status` into the status of an OrcaDeployment, None removes a field; return the OrcaDeployment."""
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any], version: str) -> dict[str, Any]:
+        """Merge `status` into the status of an OrcaDeployment, None removes a field; return the OrcaDeployment.
+
+        Raises ClusterError 409 if its resourceVersion is not `version`. A uid in the patch would not be compared: the
+        API server takes nothing but the status from it.
+        """
         resource = self._resource(KIND)
         self._on_write("patch", KIND)
         return self._call(
             resource.status.patch,
-            body={"status": status},
+            body={"metadata": {"resourceVersion": version}, "status": status},
             name=name,
             namespace=namespace,
             content_type="application/merge-patch+json",

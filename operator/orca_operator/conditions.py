@@ -19,7 +19,8 @@ from orca_operator.api import Spec
 from orca_operator.diagnose import LONGEST_MESSAGE, NO_CAUSE, Diagnosis, View, diagnose, diagnose_silence, first_silence
 from orca_operator.effects import Effect, fields_that_are_set
 from orca_operator.journal_condition import journal_ready
-from orca_operator.observe import name_of, pod_condition
+from orca_operator.model_condition import model_ready
+from orca_operator.observe import pod_condition
 from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
@@ -35,7 +36,8 @@ CONDITIONS: Mapping[str, str] = {
     "Degraded": "requests are served, but the deployment does not match its spec",
     "Failed": "manual action is needed: the spec is invalid, the progress deadline is over, or a pipeline has exceeded "
     "`recoveryPolicy.maxRestarts` and does not serve",
-    "ModelReady": "no pod is downloading the model, and no download has failed",
+    "ModelReady": "no pod is downloading the model, and no download has failed; with `hf://` and `s3://`, a worker of "
+    "the spec's revision has downloaded it",
     "WorkersScheduled": "every worker pod is scheduled on a node",
     "PipelinesFormed": "every desired pipeline serves",
     "MasterServing": "the engine master accepts requests",
@@ -204,7 +206,7 @@ def _states(
         "Progressing": (False, end, message) if has_failed else (waiting, reason if waiting else "Complete", message),
         "Degraded": (available > 0 and not ready and verdict.reason not in HEALTHY, reason, message),
         "Failed": (has_failed or verdict.reason is Reason.INVALID_SPEC, end if has_failed else reason, message),
-        "ModelReady": _model_ready(situation),
+        "ModelReady": _model_ready(situation, desired, reason),
         "WorkersScheduled": (scheduled, "Scheduled" if scheduled else reason, f"unscheduled pods: {len(unscheduled)}"),
         "PipelinesFormed": (desired <= available, reason, serving),
         "MasterServing": (master_ready, "Serving" if master_ready else reason, message),
@@ -228,16 +230,10 @@ def _not_carried_out(situation: Situation) -> tuple[bool, str, str]:
     return False, situation.problem.reason.value, situation.problem.message
 
 
-def _model_ready(situation: Situation) -> tuple[bool, str, str]:
-    spec = situation.spec
-    if spec is None:
+def _model_ready(situation: Situation, desired: int, reason: str) -> tuple[bool, str, str]:
+    if situation.spec is None:
         return _not_carried_out(situation)
-    fetching = (Reason.MODEL_DOWNLOADING, Reason.MODEL_DOWNLOAD_FAILED)
-    for pod in situation.view.observed.pods(revision=situation.revision):
-        diagnosis = situation.view.diagnoses.get(name_of(pod))
-        if diagnosis is not None and diagnosis.reason in fetching:
-            return False, diagnosis.reason.value, diagnosis.message
-    return True, "Present", spec.model.uri
+    return model_ready(situation.spec, situation.view, situation.revision or "", desired, reason)
 
 
 def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:

@@ -1,9 +1,8 @@
 """Executes planned actions: the only writer of children. Objects that are up to date are not written again.
 
 An object is written if its manifest differs from the last one written, or if another client has changed it since: its
-generation (or resourceVersion, for kinds without one) differs from the one after our write. What another client keeps
-changing is restored less and less often (repairs.py). After a restart every object is applied once, which changes
-nothing if nothing differs.
+`observe.version` differs from the one after our write. What another client keeps changing is restored less and less
+often (repairs.py). After a restart every object is applied once, which changes nothing if nothing differs.
 """
 
 from __future__ import annotations
@@ -237,13 +236,24 @@ class Executor:
     def _claim(self, live: Object, owner: Owner) -> bool:
         """Return whether an object may be written; delete an object of an earlier OrcaDeployment of the same name.
 
+        A Secret without an owner gets one here, any other object by its write, which a Secret may not need.
         Raises InvalidSpecError for an object of another owner, which is left unchanged.
         """
-        if _is_own(live, owner):
-            return True
         metadata = live["metadata"]
-        self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
-        return False
+        if not _is_own(live, owner):
+            self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
+            return False
+        if owner_uid(live):
+            return True
+        # A deletion with orphans takes the owner from the children first. With it again they would be deleted.
+        deployment = self._cluster.get(names.KIND, owner.namespace, owner.name)
+        if deployment is None or deployment["metadata"]["uid"] != owner.uid or is_ending(deployment):
+            raise ClusterError(HTTPStatus.CONFLICT, f"{names.KIND} {owner.name} is deleted: nothing is adopted")
+        if live["kind"] == "Secret":
+            owners = [*(metadata.get("ownerReferences") or []), owner.reference]
+            fields = {"metadata": {"ownerReferences": owners, "resourceVersion": metadata["resourceVersion"]}}
+            self._cluster.merge("Secret", owner.namespace, metadata["name"], fields)
+        return True
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
         kind, name = child["kind"], name_of(child)
@@ -259,7 +269,8 @@ class Executor:
 def _is_own(live: Object, owner: Owner) -> bool:
     """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
 
-    Raises InvalidSpecError for an object of another owner.
+    An object without an owner is adopted if it has the deployment's label: `kubectl delete --cascade=orphan` leaves
+    such objects. Raises InvalidSpecError for an object of another owner.
     """
     if owner_uid(live) == owner.uid:
         return True
@@ -268,7 +279,7 @@ def _is_own(live: Object, owner: Owner) -> bool:
         raise InvalidSpecError(
             f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
         )
-    return False
+    return not owner_uid(live)
 
 
 def _content(secret: Object) -> dict[str, bytes]:

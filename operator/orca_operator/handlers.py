@@ -15,7 +15,7 @@ from orca_operator.reconcile import Reconciler
 from orca_operator.store import WATCHED
 
 HUNG_SECONDS = 300.0
-"""The liveness probe fails while a pass is due or runs for longer: every wait in a pass has a shorter bound."""
+"""The liveness probe fails while a pass hangs for longer (`Reconciler.hung`): each wait in a pass is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,9 @@ def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
 
     @kopf.on.probe(id="longestPassSeconds", registry=registry)
     async def alive(**_: Any) -> float:
-        due = reconciler.due()
-        if not due:
-            return 0.0
-        key = max(due, key=lambda key: due[key])
-        if due[key] > HUNG_SECONDS:
-            raise kopf.PermanentError("{}/{}: a pass has not ended for {:.0f} s".format(*key, due[key]))
-        return due[key]
+        for key, seconds in reconciler.hung(HUNG_SECONDS).items():
+            raise kopf.PermanentError("{}/{}: a pass has not ended for {:.0f} s".format(*key, seconds))
+        return max(reconciler.due().values(), default=0.0)
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def deployment(event: Any, body: Any, **_: Any) -> None:

@@ -58,7 +58,7 @@ class Masters:
         self._backlogs: dict[str, float] = {}
         """Time of the last report with a backlog, by revision."""
         self._silent_since: dict[str, float] = {}
-        """Time of the first of the failed calls since the last report, by revision."""
+        """Time of the first of a ready master's failed calls since its last report, by revision."""
 
     async def observe(
         self, owner: Owner, children: tuple[Object, ...], context: Context | None, stopped: str = ""
@@ -91,7 +91,7 @@ class Masters:
                 unauthorized.add(revision)
             elif error is not None:
                 unanswered[revision] = str(error)
-        unanswered = self._lasting(unanswered)
+        unanswered = self._lasting({each: why for each, why in unanswered.items() if observed.master_is_ready(each)})
         asleep = [ports[revision] for revision, report in reports.items() if sleeps(report)]
         doors = [self._door(port, token) for port in asleep if port is not None]
         self.alarm.watch([door for door in doors if door is not None])
@@ -110,7 +110,10 @@ class Masters:
         return frozenset(recent)
 
     def _lasting(self, unanswered: dict[str, str]) -> dict[str, str]:
-        """Return the errors of revisions that have been silent for SILENCE_SECONDS: a call may fail now and then."""
+        """Return the errors of ready masters that have been silent for SILENCE_SECONDS: a call may fail now and then.
+
+        Not counted is the time in which a pod has an address and is not ready, because its master still starts.
+        """
         now = time.monotonic()
         self._silent_since = {revision: self._silent_since.get(revision, now) for revision in unanswered}
         return {

@@ -206,12 +206,14 @@ def restarts(pod: Object) -> int:
 
 
 def version(live: Mapping[str, Any]) -> str:
-    """Return a value that changes with the object's content, but not with its status alone."""
+    """Return a value that changes with the object's content, but not with its status alone.
+
+    A generation is that of the spec: labels do not change it, and an object that replaces another has generation 1 too.
+    """
     metadata = live["metadata"]
-    if "generation" in metadata:
-        return f"g{metadata['generation']}"
-    if "status" not in live:
+    if "generation" not in metadata and "status" not in live:
         return f"r{metadata['resourceVersion']}"
-    # An HPA: it has no generation, and its status changes with every value of a metric.
-    content = {key: metadata.get(key) for key in ("labels", "annotations", "ownerReferences")}
-    return json.dumps({**content, "spec": live.get("spec")}, sort_keys=True)
+    content: dict[str, Any] = {key: metadata.get(key) for key in ("uid", "generation", "labels")}
+    if "generation" not in metadata:  # an HPA, whose status changes with every value of a metric
+        content |= {key: metadata.get(key) for key in ("annotations", "ownerReferences")} | {"spec": live.get("spec")}
+    return json.dumps(content, sort_keys=True)

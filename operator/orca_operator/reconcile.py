@@ -99,6 +99,8 @@ class Reconciler:
         self._metrics = metrics
         self._turns = Turns()
         self._deployments: dict[Key, _Deployment] = {}
+        self._ended_at = float("-inf")
+        """Time at which a pass ended last, of any OrcaDeployment."""
         metrics.watch_queue(lambda: len(self.due()))
 
     def enqueue(self, key: Key) -> None:
@@ -122,6 +124,16 @@ class Reconciler:
             for key, deployment in self._deployments.items()
             if deployment.due_since is not None
         }
+
+    def hung(self, seconds: float) -> dict[Key, float]:
+        """Return those of `due` that hang: for longer than `seconds`, in which no pass has ended.
+
+        All passes share a few threads, so that the last of many passes is due for long while the API server is slow.
+        One that hangs beside others that end is found when each of those that are due could have taken `seconds`.
+        """
+        due, none_ends = self.due(), time.monotonic() - self._ended_at > seconds
+        limit = seconds if none_ends else seconds * len(due)
+        return {key: since for key, since in due.items() if since > limit}
 
     async def close(self) -> None:
         """Cancel all tasks and close the connections to masters."""
@@ -176,6 +188,8 @@ class Reconciler:
                     break
                 delay = random.uniform(*REST_SECONDS) if timed and deployment.rests else POLL_SECONDS
                 retry = RETRY_SECONDS[0]
+            finally:
+                self._ended_at = time.monotonic()
             deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
         del self._deployments[key]

@@ -28,8 +28,8 @@ WAY_OUT = {
 }
 HEALTHY = {"hpa": {"AbleToScale": True, "ScalingActive": True}, "keda": {"Ready": True, "Fallback": False}}
 """Conditions of an autoscaler, and whether they are True while it works; those that are True are always present."""
-OWN_REASONS = ("KindNotServed", "AutoscalerRejected", "Suspended", "AutoscalerPending")
-"""Reasons of ScalingReady that are not the autoscaler's."""
+NEEDS_PODS, DISABLED = "ScalingActive", "ScalingDisabled"
+"""Condition of an HPA that is False without pods, and its reason with `spec.replicas` 0, where no HPA acts."""
 Verdict = tuple[bool, str, str]
 """Status, reason and message of a condition."""
 
@@ -67,19 +67,17 @@ def scaling_ready(
         return False, Reason.INVALID_SPEC.value, "the spec is invalid"
     if spec.autoscaling is None:
         return True, "Scalable", "spec.replicas and the scale subresource take effect"
-    holds, reason, message = _verdict(name, spec, observed, skipped, refusal)
-    if asleep and reason not in (*OWN_REASONS, "ScalingDisabled"):  # with spec.replicas 0 an HPA does not act at all
-        holds, reason, message = (
-            True,
-            Reason.SCALED_TO_ZERO.value,
-            "the next request, or the autoscaler, adds pipelines",
-        )
+    holds, reason, message = _verdict(name, spec, observed, skipped, refusal, asleep)
+    if asleep and holds:
+        reason, message = Reason.SCALED_TO_ZERO.value, "the next request, or the autoscaler, adds pipelines"
     lacking = not_implemented(spec)
     note = f"; not implemented yet: spec.{', spec.'.join(lacking)}" if lacking else ""
     return holds, reason, message[: LONGEST_MESSAGE - len(note)] + note
 
 
-def _verdict(name: str, spec: Spec, observed: Observed, skipped: Collection[str], refusal: str) -> Verdict:
+def _verdict(
+    name: str, spec: Spec, observed: Observed, skipped: Collection[str], refusal: str, asleep: bool
+) -> Verdict:
     assert spec.autoscaling is not None
     backend = spec.autoscaling.backend
     kind = KINDS[backend]
@@ -91,16 +89,18 @@ def _verdict(name: str, spec: Spec, observed: Observed, skipped: Collection[str]
         return False, "Suspended", "spec.suspend is set: there are no pipelines to scale"
     if other := _other_kind(name, backend, observed):
         return False, "AutoscalerPending", f"{kind} {name} is created as soon as {other} {name} is deleted"
-    return _reported(f"{kind} {name}", spec.autoscaling, observed.find(kind, name))
+    return _reported(f"{kind} {name}", spec.autoscaling, observed.find(kind, name), asleep)
 
 
-def _reported(autoscaler: str, autoscaling: Autoscaling, live: Object | None) -> Verdict:
+def _reported(autoscaler: str, autoscaling: Autoscaling, live: Object | None, asleep: bool) -> Verdict:
     """Return the verdict of the autoscaler's own conditions."""
     entries = (live.get("status") or {}).get("conditions") or [] if live is not None else []
     states: dict[str, Object] = {entry["type"]: entry for entry in entries}
     healthy = HEALTHY[autoscaling.backend]
     for condition, status in healthy.items():
         state = states.get(condition, {})
+        if asleep and condition == NEEDS_PODS and state.get("reason") != DISABLED:
+            continue
         if state and (state["status"] == "True") != status:
             words = state.get("message") or f"{condition} is {state['status']}"
             return False, state.get("reason") or condition, f"{autoscaler}: {words}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
+from orca_operator import names
 from orca_operator.cluster import Cluster, ClusterError
 from orca_operator.events import Announcer
 from orca_operator.observe import Object
@@ -15,6 +17,8 @@ from orca_operator.status import merge_patch
 
 REPEAT_SECONDS = 600.0
 """Interval of writes of a status of which the API server keeps only a part."""
+TRIES = 3
+"""Attempts to write a status while other clients change the OrcaDeployment."""
 PLACE = ("OrcaDeployment", "status")
 
 
@@ -43,7 +47,7 @@ class StatusWriter:
         """Patch the status if it changed, and write an Event if the reason of Ready changed.
 
         Returns the OrcaDeployment with this status (`resource` itself if nothing is written), None if it no longer
-        exists. Raises ClusterError.
+        exists, also if another one has its name by now. Raises ClusterError.
 
         A CRD that is older than the operator makes the API server drop newer fields: the status that it has stored then
         differs for ever, and is written again after REPEAT_SECONDS only, because the CRD may have been replaced.
@@ -57,22 +61,43 @@ class StatusWriter:
         is_repair = content == _timeless(before) and previous != stored
         if is_repair and self._repairs.is_early(PLACE, content):
             return resource
-        metadata = resource["metadata"]
-        patch = merge_patch(status, previous)
+        generation = resource["metadata"]["generation"]
         try:
-            written = self._cluster.patch_status(metadata["namespace"], metadata["name"], patch)
+            written = self._patch(resource, merge_patch(status, previous))
         except ClusterError as error:
-            if error.status == 404:  # deleted meanwhile
-                return None
-            if error.status == 422 and self._refused_generation != metadata["generation"]:
-                self._refused_generation = metadata["generation"]
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY and self._refused_generation != generation:
+                self._refused_generation = generation
                 self._announcer.announce_change(resource, status, previous)
             raise
+        if written is None:
+            return None
         self._answered, self._written_at = (status, written.get("status") or {}), time.monotonic()
         if is_repair:
             self._repairs.note(PLACE, content)
         self._announcer.announce_change(resource, status, previous)
         return written
+
+    def _patch(self, resource: Object, patch: dict[str, Any]) -> Object | None:
+        """Patch the status of this OrcaDeployment; return None if it no longer exists, or has a successor of its name.
+
+        A conflict with an edit is no reason to drop the status: after a read it is written to the newer version.
+        """
+        tries = TRIES
+        while True:
+            metadata = resource["metadata"]
+            place = metadata["namespace"], metadata["name"]
+            try:
+                return self._cluster.patch_status(*place, patch, metadata["resourceVersion"])
+            except ClusterError as error:
+                tries -= 1
+                if error.status == HTTPStatus.NOT_FOUND:
+                    return None
+                if error.status != HTTPStatus.CONFLICT or not tries:
+                    raise
+            latest = self._cluster.get(names.KIND, *place)
+            if latest is None or latest["metadata"]["uid"] != metadata["uid"]:
+                return None
+            resource = latest
 
     def _is_stored(self, status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
         """Whether the API server has stored as much of this status as it keeps."""

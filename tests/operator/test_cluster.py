@@ -120,13 +120,13 @@ def test_what_is_gone_or_another_one_by_now_is_no_error(api, cluster, status):
     assert api.writes() == [("DELETE", f"{PATH}/demo")]
 
 
-def test_status_is_merged_and_a_null_removes_a_field(api, cluster):
+def test_status_of_one_version_is_merged_and_a_null_removes_a_field(api, cluster):
     api.put(KIND, {"metadata": {"name": "demo", "namespace": "default"}})
-    cluster.patch_status("default", "demo", {"replicas": 1, "topology": None})
+    cluster.patch_status("default", "demo", {"replicas": 1, "topology": None}, "7")
     method, path, _ = api.requests[-1]
     assert method == "PATCH"
     assert path == f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/demo/status"
-    assert api.bodies[-1] == {"status": {"replicas": 1, "topology": None}}
+    assert api.bodies[-1] == {"metadata": {"resourceVersion": "7"}, "status": {"replicas": 1, "topology": None}}
 
 
 @pytest.mark.parametrize("status", [400, 403, 409, 422, 500, 503])
@@ -258,7 +258,7 @@ def test_each_write_is_noted_by_verb_and_kind_and_a_dry_run_is_none(api):
     cluster.apply(SERVICE)
     cluster.scale("StatefulSet", "default", "demo", 2)
     cluster.delete("Service", "default", "demo", "uid-1")
-    cluster.patch_status("default", "demo", {})
+    cluster.patch_status("default", "demo", {}, "7")
     cluster.create({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e", "namespace": "default"}})
     assert noted == [("patch", "Service"), ("patch", "StatefulSet"), ("delete", "Service"), ("patch", KIND),
                      ("create", "Event")]  # fmt: skip

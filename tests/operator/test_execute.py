@@ -126,6 +126,21 @@ def test_after_a_restart_everything_is_applied_once_and_nothing_changes():
     assert server.writes == before
 
 
+@pytest.mark.parametrize("change", [{"uid": "another"}, {"labels": {"a": "b"}}], ids=["replaced", "labels"])
+def test_a_change_without_a_new_generation_is_written_again(change):
+    """`kubectl replace --force` creates another object, again of generation 1, and labels have no generation."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    place = next(place for place in server.objects if place[0] == "PodDisruptionBudget")
+    before = server.objects[place]
+    spec = {**before["spec"], "maxUnavailable": 9} if "uid" in change else before["spec"]
+    server.objects[place] = {**before, "metadata": {**before["metadata"], **change}, "spec": spec}
+    assert run(executor, server).writes == 1
+    after = server.objects[place]
+    assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
+
+
 def test_what_somebody_changed_is_written_again():
     server = Server()
     executor = Executor(server)
@@ -310,6 +325,26 @@ def test_what_an_earlier_deployment_of_the_name_left_goes_first():
     assert owner["uid"] == UID
     assert executor.admin_token(FULL) != "old"
     assert server.objects["Secret", "demo-admin"]["metadata"]["uid"] == "secret"
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [{"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}, {"uid": "another"}, None],
+    ids=["ends", "has a successor", "is gone"],
+)
+def test_a_deployment_that_is_deleted_adopts_nothing(deployment):
+    """The garbage collector takes the owner from the children before the OrcaDeployment is gone."""
+    server = Server()
+    if deployment is not None:
+        server.objects[names.KIND, "demo"] = {"metadata": deployment}
+    orphan = foreign("Service", "demo", names.labels("demo"), "")
+    orphan["metadata"]["ownerReferences"] = []
+    server.objects["Service", "demo"] = orphan
+    with pytest.raises(ClusterError, match="is deleted: nothing is adopted"):
+        Executor(server).run([Apply(services.client_service(FULL))], FULL, Observed())
+    server.objects[names.KIND, "demo"] = {"metadata": {"uid": UID}}
+    Executor(server).run([Apply(services.client_service(FULL))], FULL, Observed())
+    assert server.objects["Service", "demo"]["metadata"]["ownerReferences"] == [FULL.reference]
 
 
 @pytest.mark.parametrize("kind", ["Service", "Secret"])

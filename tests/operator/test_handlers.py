@@ -40,6 +40,9 @@ class Queue:
     def due(self) -> dict[tuple[str, str], float]:
         return self.passes
 
+    def hung(self, limit: float) -> dict[tuple[str, str], float]:
+        return {key: seconds for key, seconds in self.passes.items() if seconds > limit}
+
     async def close(self) -> None:
         self.closed = True
 

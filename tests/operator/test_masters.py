@@ -137,6 +137,20 @@ def test_an_error_counts_when_the_master_has_been_silent_for_some_time(monkeypat
     assert seen == [{}, {}, {DEMO.revision: "ConnectTimeout"}, {}, {}, {}]
 
 
+def test_the_time_before_a_pod_is_ready_is_no_silence(monkeypatch):
+    """A pod has an address as soon as it starts; its master may load a large model before it listens."""
+    now = [0.0]
+    monkeypatch.setattr(masters.time, "monotonic", lambda: now[0])
+    workers = tuple(child for child in STEADY.children if child != pod(DEMO, names.MASTER, ready=True))
+    starting = Observed((*workers, pod(DEMO, names.MASTER)))
+    scene = Scene(*[MasterError("ConnectError")] * 4)
+    seen = []
+    for observed in (starting, starting, STEADY, STEADY):
+        seen.append(scene.observe(observed=observed).unanswered)
+        now[0] += masters.SILENCE_SECONDS
+    assert seen == [{}, {}, {}, {DEMO.revision: "ConnectError"}]
+
+
 @pytest.mark.parametrize("status", [200, 403, 500, 503])
 def test_an_answer_that_is_no_report_counts_as_silence(monkeypatch, status):
     monkeypatch.setattr(masters, "SILENCE_SECONDS", 0.0)

@@ -269,6 +269,25 @@ def test_a_deployment_that_is_gone_leaves_nothing_behind():
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_deployment_that_is_created_anew_during_a_pass_does_not_get_the_status_of_the_one_before():
+    class Replaced(Api):
+        def apply(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+            if self._resource is not None and self._resource["metadata"]["uid"] == UID:
+                self.replace_unwatched("successor")
+            return super().apply(manifest, dry_run)
+
+    async def run() -> None:
+        api = Replaced(merged(MINIMAL, tls={"mode": "off"}))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
+        assert await reconciler.run_pass(KEY_OF_DEMO)
+        assert api.statuses == []
+        assert await reconciler.run_pass(KEY_OF_DEMO)
+        assert len(api.statuses) == 1, "its own"
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 @pytest.mark.parametrize("ticks", range(6))
 def test_an_event_that_comes_with_the_end_does_not_hold_the_end_up(ticks):
     """`asyncio.wait_for` of Python 3.11 drops a cancellation that comes together with the event it waits for."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from orca_operator import reconcile
+from orca_operator.cluster import ClusterError
 from orca_operator.metrics import Metrics
 from orca_operator.names import KIND
 from orca_operator.reconcile import Reconciler
@@ -62,8 +65,8 @@ def test_a_crd_that_is_older_than_the_operator_causes_no_writes_at_rest(rests):
     async def run() -> None:
         player = await serving()
         patch = player.api.patch_status
-        player.api.patch_status = lambda namespace, name, status: patch(  # type: ignore[method-assign]
-            namespace, name, {**status, "recoveryPolicy": None}
+        player.api.patch_status = lambda namespace, name, status, version: patch(  # type: ignore[method-assign]
+            namespace, name, {**status, "recoveryPolicy": None}, version
         )
         player._edit({"scheduler": {"maxQueueDepth": 7}})
         for _ in range(3):
@@ -263,6 +266,64 @@ def test_a_pass_that_hangs_is_due_until_it_ends():
         released.set()
         await until(lambda: not reconciler.due())
         assert depth() == 0
+        await reconciler.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        released.set()
+
+
+def test_passes_over_many_deployments_do_not_hang_while_the_api_server_times_out():
+    """A restart would help none of them, and begin with its own calls to this API server."""
+    begun, bound = set[str](), 1.0
+    due: list[float] = []
+
+    class TimingOut(Api):
+        def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            begun.add(name)
+            time.sleep(0.05)
+            raise ClusterError(0, "the API server does not answer")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        api = TimingOut(MINIMAL)
+        reconciler = Reconciler(api, IMAGES, Masters(api), Metrics())  # type: ignore[arg-type]
+        for number in range(40):
+            reconciler.enqueue(("default", f"demo-{number}"))
+        while len(begun) < 40:
+            assert reconciler.hung(bound) == {}
+            due.extend(reconciler.due().values())
+            await asyncio.sleep(0.02)
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert max(due) > bound
+
+
+def test_a_pass_that_hangs_is_found_also_beside_passes_that_end():
+    hangs, released = threading.Event(), threading.Event()
+
+    class Hanging(Api):
+        def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            if name == "hanging":
+                hangs.set()
+                assert released.wait(60)
+            return None
+
+    async def run() -> None:
+        api = Hanging(MINIMAL)
+        reconciler = Reconciler(api, IMAGES, Masters(api), Metrics())  # type: ignore[arg-type]
+        hanging = ("default", "hanging")
+        reconciler.enqueue(hanging)
+        await until(hangs.is_set)
+        await until(lambda: set(reconciler.hung(0.05)) == {hanging})
+        while not reconciler.hung(0.5):
+            reconciler.enqueue(KEY)
+            await asyncio.sleep(0.02)
+        assert set(reconciler.hung(0.5)) == {hanging}
+        released.set()
+        await until(lambda: not reconciler.due())
         await reconciler.close()
 
     try:

@@ -134,3 +134,17 @@ def test_without_pipelines_an_hpa_finds_no_pods_and_that_is_no_failure():
     assert scaling_ready("demo", spec, observed, (), "", True)[:2] == (True, "ScaledToZero")
     assert scaling_ready("demo", spec, observed, (), "", False)[:2] == (False, "FailedGetObjectMetric")
     assert scaling_ready("demo", spec, observed, (), "denied", True)[:2] == (False, "AutoscalerRejected")
+
+
+@pytest.mark.parametrize(
+    ("backend", "conditions", "reason"),
+    [
+        ("hpa", {"AbleToScale": ("False", "FailedGetScale", "forbidden"), "ScalingActive": ABLE}, "FailedGetScale"),
+        ("hpa", {"AbleToScale": ABLE, "ScalingActive": ("False", "ScalingDisabled", "0")}, "ScalingDisabled"),
+        ("keda", {"Ready": ("False", "ScaledObjectCheckFailed", "no HPA")}, "ScaledObjectCheckFailed"),
+    ],
+)
+def test_an_autoscaler_that_fails_is_no_less_a_failure_without_pipelines(backend, conditions, reason):
+    """Nothing else would add a second pipeline."""
+    spec = context(merged(MINIMAL, autoscaling={"backend": backend, "minReplicas": 0, "maxReplicas": 4})).spec
+    assert scaling_ready("demo", spec, reporting(backend, **conditions), (), "", True)[:2] == (False, reason)

@@ -9,7 +9,7 @@ from orca_operator import repairs, status_writer
 from orca_operator.cluster import ClusterError
 from orca_operator.status_writer import StatusWriter
 
-RESOURCE = {"metadata": {"name": "demo", "namespace": "default", "uid": "u", "generation": 1}}
+RESOURCE = {"metadata": {"name": "demo", "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}}
 
 
 class Server:
@@ -19,12 +19,18 @@ class Server:
         self.refusal: ClusterError | None = None
         self.patches: list[dict[str, Any]] = []
         self.events: list[tuple[str, str]] = []
+        self.resource: dict[str, Any] | None = RESOURCE
 
-    def patch_status(self, _namespace: str, _name: str, status: dict[str, Any]) -> dict[str, Any]:
+    def get(self, _kind: str, _namespace: str, _name: str) -> dict[str, Any] | None:
+        return self.resource
+
+    def patch_status(self, _namespace: str, _name: str, status: dict[str, Any], version: str) -> dict[str, Any]:
         if self.refusal is not None:
             raise self.refusal
+        if self.resource is None or self.resource["metadata"]["resourceVersion"] != version:
+            raise ClusterError(409, "the object has been modified")
         self.patches.append(status)
-        return {**RESOURCE, "status": status}
+        return {**self.resource, "status": status}
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         self.events.append((manifest["reason"], manifest["message"]))
@@ -100,6 +106,32 @@ def test_a_deployment_that_is_gone_has_no_status(server, writer):
     server.refusal = ClusterError(404, "not found")
     assert writer.write(RESOURCE, status("Serving"), {}) is None
     assert server.events == []
+
+
+def of_version(version: str, **metadata: Any) -> dict[str, Any]:
+    return {"metadata": {**RESOURCE["metadata"], "resourceVersion": version, **metadata}}
+
+
+def test_a_status_is_written_also_if_the_deployment_was_edited_meanwhile(server, writer):
+    server.resource = of_version("2", generation=2)
+    written = writer.write(RESOURCE, status("Serving"), {})
+    assert written == {**server.resource, "status": status("Serving")}
+    assert server.events == [("Serving", "words")]
+
+
+@pytest.mark.parametrize("successor", [of_version("2", uid="another"), None], ids=["of its name", "none"])
+def test_a_successor_does_not_get_the_status_of_the_deployment_before_it(server, writer, successor):
+    server.resource = successor
+    assert writer.write(RESOURCE, status("Serving"), {}) is None
+    assert (server.patches, server.events) == ([], [])
+
+
+def test_edits_without_an_end_fail_the_pass(server, writer):
+    edits, server.resource = iter(range(2, 9)), of_version("9")
+    server.get = lambda *_: of_version(str(next(edits)))
+    with pytest.raises(ClusterError, match="has been modified"):
+        writer.write(RESOURCE, status("Serving"), {})
+    assert next(edits) == 1 + status_writer.TRIES
 
 
 def test_a_server_that_refuses_every_status_gets_one_event_per_generation(server, writer):

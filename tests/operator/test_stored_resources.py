@@ -71,7 +71,8 @@ class FakeCluster:
     """An API server with one OrcaDeployment and no children; notes every write."""
 
     def __init__(self, resource: dict[str, Any], refuses_status: bool) -> None:
-        self.resource = {**resource, "metadata": {**resource["metadata"], "uid": "u", "generation": 1}}
+        metadata = {**resource["metadata"], "uid": "u", "generation": 1, "resourceVersion": "1"}
+        self.resource = {**resource, "metadata": metadata}
         self.refuses_status = refuses_status
         self.events: list[dict[str, Any]] = []
         self.statuses: list[dict[str, Any]] = []
@@ -87,7 +88,7 @@ class FakeCluster:
         self.events.append(manifest)
         return manifest
 
-    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any], version: str) -> dict[str, Any]:
         self.statuses.append(status)
         if self.refuses_status:
             raise ClusterError(422, "spec.worker.env[1]: Duplicate value")

@@ -27,7 +27,7 @@ class Api:
 
     def __init__(self, spec: dict[str, Any], not_served: tuple[str, ...] = ()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        metadata = {"name": "demo", "namespace": "default", "uid": UID, "generation": 1}
+        metadata = {"name": "demo", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"}
         self._resource: dict[str, Any] | None = {"kind": KIND, "metadata": metadata, "spec": spec}
         self._reconciler: Reconciler | None = None
         self.statuses: list[dict[str, Any]] = []
@@ -37,6 +37,7 @@ class Api:
         self.recorded: list[dict[str, Any]] = []
         self.not_served = not_served
         self._version = 0
+        self._resource_version = 1
 
     @property
     def resource(self) -> dict[str, Any] | None:
@@ -45,7 +46,12 @@ class Api:
 
     @resource.setter
     def resource(self, resource: dict[str, Any] | None) -> None:
-        before, self._resource = self._resource, resource
+        before = self._resource
+        if resource is not None:
+            self._resource_version += 1
+            metadata = {**resource["metadata"], "resourceVersion": str(self._resource_version)}
+            resource = {**resource, "metadata": metadata}
+        self._resource = resource
         if self._reconciler is not None and (latest := resource or before) is not None:
             self._reconciler.store.update_deployment(latest, deleted=resource is None)
 
@@ -105,6 +111,15 @@ class Api:
         live = self.objects[kind, name]
         self.put({**live, "spec": {**live["spec"], "replicas": replicas}})
 
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> None:
+        """Apply a merge patch to an object of the patch's version."""
+        self._admit("patch", kind)
+        live = self.objects[kind, name]
+        if fields["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
+            raise ClusterError(409, "the object has been modified; please apply your changes to the latest version")
+        self.calls.append(f"patch {kind} {name}")
+        self.put(_merged(live, fields))
+
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         self._admit("delete", kind)
         if (kind, name) in self.objects:
@@ -119,11 +134,13 @@ class Api:
         self.remove("Pod", pod)
         return True
 
-    def patch_status(self, namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
-        """Apply a merge patch: None removes a field."""
+    def patch_status(self, namespace: str, name: str, status: dict[str, Any], version: str) -> dict[str, Any]:
+        """Apply a merge patch, None removes a field; refuse (409) a patch of another version."""
         self._admit("patch_status", KIND)
         if self.resource is None:
             raise ClusterError(404, "not found")
+        if self.resource["metadata"]["resourceVersion"] != version:
+            raise ClusterError(409, "the object has been modified; please apply your changes to the latest version")
         kept = _merged(self.resource.get("status") or {}, status)
         self.resource = {**self.resource, "status": kept}
         self.statuses.append(kept)
@@ -147,6 +164,13 @@ class Api:
     def delete_unwatched(self) -> None:
         """Delete the OrcaDeployment while the watch is interrupted."""
         self._resource = None
+
+    def replace_unwatched(self, uid: str) -> None:
+        """Delete the OrcaDeployment and create it again while the watch is late."""
+        assert self._resource is not None
+        self._resource_version += 1
+        metadata = {**self._resource["metadata"], "uid": uid, "resourceVersion": str(self._resource_version)}
+        self._resource = {"kind": KIND, "metadata": metadata, "spec": self._resource["spec"]}
 
     def remove(self, kind: str, name: str) -> None:
         """Remove an object."""

@@ -20,7 +20,8 @@ A scenario is a YAML file:
       change: {StatefulSet p0: {spec: {}}}  another client changes a child: JSON merge patch
       seconds: 600                      time before the pass (5)
       operator: restarts                the operator restarts without its in-memory state
-      deployment: deleted               or `recreated` under the same name, or `ending` (foreground deletion)
+      deployment: deleted               or `recreated` under the same name, `orphaning` (recreated, after a
+                                        deletion that left the children), or `ending` (foreground deletion)
 
 `play` returns one entry per step, see `Player.play`. Revisions are replaced by <rev1>, <rev2> … in order of creation;
 contents of Secrets and addresses of pods are left out.
@@ -214,7 +215,11 @@ class Player:
             metadata = {**resource["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
             self.api.resource = {**resource, "metadata": metadata}
             return
-        if event == "recreated":
+        if event == "orphaning":
+            uid = resource["metadata"]["uid"]
+            for child in [child for child in self.api.objects.values() if owner_uid(child) == uid]:
+                self.api.put({**child, "metadata": {**child["metadata"], "ownerReferences": []}})
+        if event in ("recreated", "orphaning"):
             metadata = {**resource["metadata"], "uid": "22222222-0000", "generation": 1}
             self.api.resource = {**resource, "metadata": metadata, "status": {}}
             return

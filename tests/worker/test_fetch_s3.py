@@ -70,6 +70,19 @@ def test_everything_that_is_needed_once(model, tmp_path):
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in present(tmp_path)} == before
 
 
+def test_the_template_for_requests_with_tools_is_fetched_into_its_folder(model, tmp_path):
+    """Beside it the tokenizer's files: special_tokens_map.json is one of older models."""
+    name = "additional_chat_templates/tool_use.jinja"
+    for file in (name, "additional_chat_templates/rag.jinja", "special_tokens_map.json"):
+        model.client.put_object(Bucket=NAME, Key=f"templates/{file}", Body=b"{}")
+    for file in ("config.json", "tokenizer.json"):
+        model.client.put_object(Bucket=NAME, Key=f"templates/{file}", Body=model.files[file])
+    code, line = fetch(model, tmp_path, "--without-weights", uri=f"s3://{NAME}/templates")
+    assert (code, line.endswith("4 files complete")) == (0, True), line
+    assert (tmp_path / name).read_bytes() == b"{}"
+    assert "special_tokens_map.json" in present(tmp_path)
+
+
 def test_a_worker_downloads_its_partition_and_a_master_no_weights(model, tmp_path):
     assert fetch(model, tmp_path / "master", "--without-weights")[0] == 0
     assert not list((tmp_path / "master").glob("*.safetensors"))

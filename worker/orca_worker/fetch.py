@@ -21,7 +21,7 @@ from orca_protos.command_line import OneLineParser
 from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
-from orca_worker.fetch_source import FetchError, RemoteFile, Source, redact, without_queries
+from orca_worker.fetch_source import TEMPLATES, FetchError, RemoteFile, Source, redact, without_queries
 from orca_worker.model_config import SOURCE_FILE, read_model_config
 from orca_worker.weight_headers import INDEX, SINGLE, read_index
 
@@ -31,11 +31,12 @@ VERIFIED = ".orca-verified.json"
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
 """File names that are downloaded: no folders but that of TOOL_TEMPLATE, and no leading dot (files of this program)."""
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
-"""Chat template for requests with tools, where transformers saves it."""
+TOOL_TEMPLATE = f"{TEMPLATES}/tool_use.jinja"
+"""Chat template for requests with tools."""
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        "special_tokens_map.json",
         TOOL_TEMPLATE,
         INDEX,
     }

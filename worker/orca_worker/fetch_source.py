@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+TEMPLATES = "additional_chat_templates"
+"""Folder of a model with further chat templates, where transformers saves them: the only folder that is read."""
 QUERY = re.compile(r"""(https?://[^\s?'"]*)\?[^\s'"]*""")
 
 

@@ -1,18 +1,19 @@
-"""tokenizer_config.json of a model: its special tokens and its chat templates."""
+"""tokenizer_config.json of a model, and special_tokens_map.json of an older one: special tokens and chat templates."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from orca_protos.model_files import CONFIG_BYTES, MissingFileError, checked, read_object
 from pydantic import BaseModel, ConfigDict, Field
 
+CONFIG_FILE, TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 DEFAULT, TOOL_USE = "default", "tool_use"
 """Names of the templates that are used, of a model with several."""
 TOKENIZER_CONFIG_BYTES = 8 * CONFIG_BYTES
-"""Maximum size of tokenizer_config.json, which lists the added tokens."""
+"""Maximum size of either file; the first lists the added tokens."""
 
 
 class SpecialToken(BaseModel):
@@ -57,9 +58,23 @@ class TokenizerConfigFile(BaseModel):
 
 
 def read_tokenizer_config(model_path: Path) -> TokenizerConfigFile:
-    """Return the content of a model's file, without any field if the file is absent; raise FileError."""
-    name = "tokenizer_config.json"
+    """Return the content of a model's file, without any field if the file is absent; raise FileError.
+
+    As in transformers, special_tokens_map.json overrides its special tokens unless the file has `added_tokens_decoder`,
+    as files have that transformers 4.34 or later has written.
+    """
+    raw = _object(model_path, CONFIG_FILE, TOKENIZER_CONFIG_BYTES)
+    config = checked(TokenizerConfigFile, raw, model_path / CONFIG_FILE)
+    if "added_tokens_decoder" in raw:
+        return config
+    tokens = _object(model_path, TOKENS_FILE, TOKENIZER_CONFIG_BYTES)
+    given = {name: tokens[name] for name in SPECIAL_TOKENS if name in tokens}
+    update = checked(TokenizerConfigFile, given, model_path / TOKENS_FILE)
+    return config.model_copy(update={name: getattr(update, name) for name in given})
+
+
+def _object(model_path: Path, name: str, limit: int) -> dict[str, Any]:
     try:
-        return checked(TokenizerConfigFile, read_object(model_path, name, TOKENIZER_CONFIG_BYTES), model_path / name)
+        return read_object(model_path, name, limit)
     except MissingFileError:
-        return TokenizerConfigFile()
+        return {}

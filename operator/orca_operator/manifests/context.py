@@ -24,9 +24,10 @@ class Owner:
     namespace: str
     uid: str
 
-    def metadata(self, name: str, labels: dict[str, str]) -> dict[str, object]:
-        """Return the metadata of a child, which is deleted with the OrcaDeployment that owns it."""
-        owner = {
+    @property
+    def reference(self) -> dict[str, object]:
+        """The entry in a child's ownerReferences: the child is deleted with its owner."""
+        return {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "name": self.name,
@@ -34,7 +35,10 @@ class Owner:
             "controller": True,
             "blockOwnerDeletion": True,
         }
-        return {"name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": [owner]}
+
+    def metadata(self, name: str, labels: dict[str, str]) -> dict[str, object]:
+        """Return the metadata of a child."""
+        return {"name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": [self.reference]}
 
 
 @dataclass(frozen=True, slots=True)

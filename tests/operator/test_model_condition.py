@@ -1,0 +1,51 @@
+"""The condition ModelReady: before, during and after a download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from orca_operator import names
+from orca_operator.diagnose import look
+from orca_operator.manifests.model import FETCH_CONTAINER
+from orca_operator.model_condition import model_ready
+from orca_operator.observe import Object, Observed
+from support.orcadeployments import MINIMAL, NOW, context, pod
+
+FETCHED = context({"model": {"uri": "hf://a/b"}})
+REASON = "PodUnschedulable"
+
+
+def worker(state: dict[str, Any] | None, **status: Any) -> Object:
+    """Return a worker whose init container has this state, and whose other containers do not run."""
+    fetch = [] if state is None else [{"name": FETCH_CONTAINER, "image": "image", "state": state}]
+    return pod(FETCHED, initContainerStatuses=fetch, containerStatuses=[], **status)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], ("False", REASON)),
+        ([worker(None)], ("False", REASON)),
+        ([pod(FETCHED, names.MASTER)], ("False", REASON)),
+        ([worker({"waiting": {"reason": "PodInitializing"}})], ("False", "ModelDownloading")),
+        ([worker({"running": {}})], ("False", "ModelDownloading")),
+        ([worker({"terminated": {"exitCode": 1}})], ("False", "ModelDownloadFailed")),
+        ([worker({"terminated": {"exitCode": 0}})], ("True", "Present")),
+        ([pod(FETCHED)], ("True", "Present")),
+        ([pod(FETCHED), worker(None)], ("True", "Present")),
+    ],
+    ids=["no pod", "pending", "only the master", "begins", "runs", "failed", "succeeded", "worker runs", "one runs"],
+)
+def test_the_model_is_present_when_a_worker_has_downloaded_it(pods, expected):
+    holds, reason, message = model_ready(
+        FETCHED.spec, look(Observed(tuple(pods)), NOW), FETCHED.revision, desired=1, reason=REASON
+    )
+    assert (str(holds), reason) == expected
+    assert "hf://a/b" in message or reason.startswith("ModelDownload")
+
+
+@pytest.mark.parametrize(("deployment", "desired"), [(FETCHED, 0), (context(MINIMAL), 1)], ids=["no pipeline", "file"])
+def test_nothing_is_to_be_downloaded(deployment, desired):
+    view = look(Observed(), NOW)
+    assert model_ready(deployment.spec, view, deployment.revision, desired, REASON)[:2] == (True, "Present")
