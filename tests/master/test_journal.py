@@ -36,6 +36,7 @@ from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
+from orca_master.text.detokenizer import IncrementalDecoder
 from orca_master.text.tokenizer import TextCodec
 from support.adapter_restorer import NO_ADAPTERS
 from support.idle_engine import Idle
@@ -645,3 +646,44 @@ def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, mon
     asyncio.run(play())
     assert order.count("request") == 3
     assert ("request", "request") not in itertools.pairwise(order)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_event_loop_runs_while_a_long_request_is_resumed(tmp_path, monkeypatch, stops):
+    """Its tokens are decoded again, tens of microseconds each. A server that stops meanwhile ends its streams."""
+    journal = Journal(tmp_path / "j", MODEL)
+    for name in "ab":
+        number = journal.accept(Accepted(name, "completions", {}, [array("I", [1])], 1_000, None, 1, 1, ""))
+        for _ in range(500):
+            journal.note(number, Token(0, 5))
+    journal.close()
+    events: list[str] = []
+    step = IncrementalDecoder.step
+
+    def noted(decoder: IncrementalDecoder, token: int, last: bool, stops: bool = False) -> str:
+        events.append("token")
+        return step(decoder, token, last, stops)
+
+    monkeypatch.setattr(IncrementalDecoder, "step", noted)
+
+    async def play() -> None:
+        generator = idle_generator(tmp_path)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
+        second = resumable.find("b", "")
+        assert second is not None
+        assert resumable.resume() == 2
+        while events.count("token") < (600 if stops else 1_000):
+            events.append("loop")
+            await asyncio.sleep(0)
+        assert not generator.activity.idle.is_set(), "the end of the server waits for them"
+        if stops:
+            resumable.interrupt()
+            with pytest.raises(EngineUnavailableError, match="the server stops"):
+                async for _ in second.pieces(second.generation(generator)):
+                    pass
+        await resumable.close()
+        assert second.ended is None
+
+    asyncio.run(play())
+    counts = [len(list(group)) for kind, group in itertools.groupby(events) if kind == "token"]
+    assert stops or max(counts) <= 64, "between two turns of the event loop"
