@@ -190,7 +190,10 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     assert found.tokens == [output for output, end in zip(outputs, ends, strict=True) if end <= length]
 
 
-def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"[1,0,1", b"[1,9,1"), (b'"journal"', b'"journaL"'), (b'["journal"', b'x\n["journal"')]
+)
+def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, new):
     """Its later tokens and its end are ignored, so that they are computed again; a master may have done so already."""
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
     journal = Journal(tmp_path, MODEL)
@@ -201,7 +204,7 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
     journal.end(number, Ended(1.0, ""))
     journal.close()
     _, path, *_ = (tmp_path / name for name in segments(tmp_path))
-    path.write_bytes(path.read_bytes().replace(b"[1,0,1", b"[1,9,1", 1))
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
     again = Journal(tmp_path, MODEL)
     (found,) = again.requests.values()
     kept = [token.token for token in found.tokens]

@@ -147,7 +147,8 @@ class Journal:
             known = set(self.requests)
             with path.open("rb") as file:
                 try:
-                    if file.readline() != self._header:
+                    if (header := file.readline()) != self._header:
+                        records.decode(header)  # a damaged one is an error: the file may have tokens of these requests
                         logger.warning("%s: ignored: it is for another model or of another version", path)
                         continue
                     for line in file:
