@@ -35,7 +35,8 @@ class Batches:
         """Read the folder, which this process has locked. Raises OSError."""
         self.batches.open()
         unfinished = self.batches.unfinished
-        self.files.open({name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)})
+        kept = {name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)}
+        self.files.open(kept, keeps_all=not self.batches.is_complete)
         for batch in unfinished:
             self.files.places.add(batch.owner, FILES_PER_BATCH)
 
