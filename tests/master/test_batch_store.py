@@ -343,3 +343,29 @@ def test_the_content_of_a_record_that_cannot_be_read_is_kept(server, folder):
     path.unlink()
     play(server(), lambda _: asyncio.sleep(0))
     assert not answers.exists(), "nothing else names it"
+
+
+def test_the_event_loop_runs_while_the_folder_is_read(server, monkeypatch):
+    """A thousand records on a disk of the network take ten seconds, and a master without a sign of life is killed."""
+    began, goes_on = threading.Event(), threading.Event()
+    read = batch_store.read_records
+
+    def slow(*given: Any) -> Any:
+        began.set()
+        assert goes_on.wait(30), "only the event loop sets it"
+        return read(*given)
+
+    monkeypatch.setattr(batch_store, "read_records", slow)
+
+    async def list_files() -> None:
+        async with server().running() as client:
+            assert (await client.files.list()).data == []
+
+    async def run() -> None:
+        listing = asyncio.create_task(list_files())
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await listing
+
+    asyncio.run(run())

@@ -32,7 +32,7 @@ class Batches:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Read the folder, which this process has locked. Raises OSError."""
+        """Read the folder, which this process has locked; called on a thread. Raises OSError."""
         self.batches.open()
         unfinished = self.batches.unfinished
         kept = {name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)}
@@ -88,7 +88,7 @@ async def open_batches(config: BatchConfig, calls: LineCalls, patience: float = 
         raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
     try:
         try:
-            batches.open()
+            await batches.threads.run(batches.open)
         except OSError as error:
             raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
         yield batches
