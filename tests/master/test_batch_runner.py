@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 from orca_master.batches import batch_store
-from orca_master.batches.answer_files import AnswerFiles
+from orca_master.batches.answer_files import AnswerFile, AnswerFiles
 from orca_master.batches.input_lines import InputLines
 from orca_master.endpoint.api_keys import digest
 from orca_master.engine.engine_client import EngineStatus
@@ -44,6 +45,34 @@ def test_a_cancelled_batch_keeps_its_answers(server):
         assert (await client.batches.cancel(batch.id)).status == "cancelled"
         assert made.num_promised == 0
         await client.files.delete(file_id)
+
+    play(made, scene)
+
+
+def test_an_answer_that_is_being_written_is_counted_when_its_batch_is_cancelled(server, monkeypatch):
+    made = server()
+    began, goes_on = threading.Event(), threading.Event()
+    append = AnswerFile._append
+
+    def slow(file: AnswerFile, *given: Any) -> None:
+        began.set()
+        assert goes_on.wait(30)
+        append(file, *given)
+
+    monkeypatch.setattr(AnswerFile, "_append", slow)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a")))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        cancelling = asyncio.create_task(client.batches.cancel(batch.id))
+        while (await client.batches.retrieve(batch.id)).status == "in_progress":
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await cancelling
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("cancelled", 1)
+        assert len(await lines_of(client, done.output_file_id)) == 1
 
     play(made, scene)
 

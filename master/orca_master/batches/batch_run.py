@@ -115,6 +115,7 @@ class BatchRun:
                 ending = await self._send_lines(lines, answers)
             await threads.run(answers.sync)
         finally:
+            self._count(answers)  # also what was being written when the batch was cancelled or failed
             await self._adapters.close()
             answers.close()
         return ending
