@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 
 import openai
 import pytest
-from orca_master.batches.answer_files import AnswerFiles
+from orca_master.batches import batch_store
+from orca_master.batches.answer_files import AnswerFile, AnswerFiles
 from orca_master.batches.input_lines import InputLines
 from orca_master.endpoint.api_keys import digest
 from orca_master.engine.engine_client import EngineStatus
@@ -42,6 +45,34 @@ def test_a_cancelled_batch_keeps_its_answers(server):
         assert (await client.batches.cancel(batch.id)).status == "cancelled"
         assert made.num_promised == 0
         await client.files.delete(file_id)
+
+    play(made, scene)
+
+
+def test_an_answer_that_is_being_written_is_counted_when_its_batch_is_cancelled(server, monkeypatch):
+    made = server()
+    began, goes_on = threading.Event(), threading.Event()
+    append = AnswerFile._append
+
+    def slow(file: AnswerFile, *given: Any) -> None:
+        began.set()
+        assert goes_on.wait(30)
+        append(file, *given)
+
+    monkeypatch.setattr(AnswerFile, "_append", slow)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a")))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        cancelling = asyncio.create_task(client.batches.cancel(batch.id))
+        while (await client.batches.retrieve(batch.id)).status == "in_progress":
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await cancelling
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("cancelled", 1)
+        assert len(await lines_of(client, done.output_file_id)) == 1
 
     play(made, scene)
 
@@ -258,6 +289,44 @@ def test_a_batch_waits_for_room_for_its_answers_and_keeps_no_other_key_waiting(s
         await client.files.delete(filler)
         assert (await ended(client, batch.id)).request_counts.completed == 1
         assert len(made.scripted.engine.submissions) == 2, "no answer is generated twice"
+
+    play(made, scene)
+
+
+@pytest.mark.parametrize(("written", "status"), [("answer", "in_progress"), ("record", "validating")])
+def test_a_batch_waits_while_the_disk_is_full(server, monkeypatch, written, status):
+    """The lines of a day are not lost because somebody else has filled the disk for a minute."""
+    monkeypatch.setattr("orca_master.batches.batch_run.FIRST_WAIT_SECONDS", 0.01)
+    made = server()
+    is_full, refused = True, 0
+
+    def unless_full(write: Callable[..., Any], is_for: Callable[..., bool]) -> Callable[..., Any]:
+        def refuse(*given: Any) -> Any:
+            nonlocal refused
+            if is_full and is_for(*given):
+                refused += 1
+                raise OSError(28, "No space left on device")
+            return write(*given)
+
+        return refuse
+
+    if written == "answer":
+        monkeypatch.setattr(os, "write", unless_full(os.write, lambda _, data: b"batch_req" in bytes(data)))
+    else:
+        is_begun = lambda _, fields: fields["status"] == "in_progress"  # noqa: E731
+        monkeypatch.setattr(batch_store, "write_record", unless_full(batch_store.write_record, is_begun))
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        nonlocal is_full
+        batch = await created(client, await upload(client, line("a") + line("b")))
+        while refused < 5:
+            await asyncio.sleep(0.01)
+        assert (await client.batches.retrieve(batch.id)).status == status
+        is_full = False
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 2)
+        assert len(made.scripted.engine.submissions) == 2, "no answer is generated twice"
+        assert len(await lines_of(client, done.output_file_id)) == 2
 
     play(made, scene)
 

@@ -310,3 +310,62 @@ def test_a_folder_has_one_master(server):
                 pass
 
     play(server(), scene)
+
+
+@pytest.mark.parametrize("folder", ["files", "batches"])
+def test_the_content_of_a_record_that_cannot_be_read_is_kept(server, folder):
+    """A damaged byte, or an earlier version of the server, does not remove what a client has sent or waits for."""
+    made = server(GatedEngine, concurrency=1)
+
+    async def begin(client: openai.AsyncOpenAI) -> None:
+        batch = await created(client, await upload(client, line("a") + line("b")))
+        await made.wait_for_places(1)
+        made.scripted.engine.gate.set()
+        await ended(client, batch.id)
+
+    async def go_on(client: openai.AsyncOpenAI) -> None:
+        assert made.batches.files.room.total == num_bytes, "they take their room"
+        await upload(client, line("c"))
+
+    play(made, begin)
+    path = next((made.config.folder / folder).glob("*.json"))
+    answers = made.config.folder / "files" / f"{json.loads(path.read_text()).get('output_id', path.stem)}.jsonl"
+    if folder == "batches":  # as of a batch that has not ended
+        answers.with_suffix(".json").unlink()
+    whole = path.read_text()
+    path.write_text(whole[:-1])
+    content = {entry.name: entry.read_bytes() for entry in (made.config.folder / "files").glob("*.jsonl")}
+    num_bytes = sum(map(len, content.values()))
+    made = server()
+    play(made, go_on)
+    kept = {entry.name: entry.read_bytes() for entry in (made.config.folder / "files").glob("*.jsonl")}
+    assert kept.items() >= content.items()
+    path.unlink()
+    play(server(), lambda _: asyncio.sleep(0))
+    assert not answers.exists(), "nothing else names it"
+
+
+def test_the_event_loop_runs_while_the_folder_is_read(server, monkeypatch):
+    """A thousand records on a disk of the network take ten seconds, and a master without a sign of life is killed."""
+    began, goes_on = threading.Event(), threading.Event()
+    read = batch_store.read_records
+
+    def slow(*given: Any) -> Any:
+        began.set()
+        assert goes_on.wait(30), "only the event loop sets it"
+        return read(*given)
+
+    monkeypatch.setattr(batch_store, "read_records", slow)
+
+    async def list_files() -> None:
+        async with server().running() as client:
+            assert (await client.files.list()).data == []
+
+    async def run() -> None:
+        listing = asyncio.create_task(list_files())
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await listing
+
+    asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 
 import pytest
 from orca_master.errors import ConfigurationError
@@ -65,3 +66,31 @@ def test_another_error_ends_the_start_at_once(tmp_path):
     with pytest.raises(ConfigurationError, match="no folder"):
         asyncio.run(when_free(refuse, 1000))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_event_loop_runs_while_the_folder_is_opened(tmp_path, cancelled):
+    """A large journal takes tens of seconds, and a master without a sign of life for ten is killed."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def open_folder() -> str:
+        began.set()
+        assert goes_on.wait(60), "only the event loop sets it"
+        return "opened"
+
+    async def run() -> None:
+        opening = asyncio.create_task(when_free(open_folder, 0))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        if cancelled:
+            opening.cancel()
+            await asyncio.sleep(0.01)
+        assert not opening.done()
+        goes_on.set()
+        if cancelled:
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        else:
+            assert await opening == "opened"
+
+    asyncio.run(run())

@@ -36,6 +36,7 @@ from orca_master.scheduling.request_pool import RequestPool
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
+from orca_master.text.detokenizer import IncrementalDecoder
 from orca_master.text.tokenizer import TextCodec
 from support.adapter_restorer import NO_ADAPTERS
 from support.idle_engine import Idle
@@ -189,7 +190,10 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     assert found.tokens == [output for output, end in zip(outputs, ends, strict=True) if end <= length]
 
 
-def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"[1,0,1", b"[1,9,1"), (b'"journal"', b'"journaL"'), (b'["journal"', b'x\n["journal"')]
+)
+def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, new):
     """Its later tokens and its end are ignored, so that they are computed again; a master may have done so already."""
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
     journal = Journal(tmp_path, MODEL)
@@ -200,7 +204,7 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch):
     journal.end(number, Ended(1.0, ""))
     journal.close()
     _, path, *_ = (tmp_path / name for name in segments(tmp_path))
-    path.write_bytes(path.read_bytes().replace(b"[1,0,1", b"[1,9,1", 1))
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
     again = Journal(tmp_path, MODEL)
     (found,) = again.requests.values()
     kept = [token.token for token in found.tokens]
@@ -645,3 +649,44 @@ def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, mon
     asyncio.run(play())
     assert order.count("request") == 3
     assert ("request", "request") not in itertools.pairwise(order)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_event_loop_runs_while_a_long_request_is_resumed(tmp_path, monkeypatch, stops):
+    """Its tokens are decoded again, tens of microseconds each. A server that stops meanwhile ends its streams."""
+    journal = Journal(tmp_path / "j", MODEL)
+    for name in "ab":
+        number = journal.accept(Accepted(name, "completions", {}, [array("I", [1])], 1_000, None, 1, 1, ""))
+        for _ in range(500):
+            journal.note(number, Token(0, 5))
+    journal.close()
+    events: list[str] = []
+    step = IncrementalDecoder.step
+
+    def noted(decoder: IncrementalDecoder, token: int, last: bool, stops: bool = False) -> str:
+        events.append("token")
+        return step(decoder, token, last, stops)
+
+    monkeypatch.setattr(IncrementalDecoder, "step", noted)
+
+    async def play() -> None:
+        generator = idle_generator(tmp_path)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
+        second = resumable.find("b", "")
+        assert second is not None
+        assert resumable.resume() == 2
+        while events.count("token") < (600 if stops else 1_000):
+            events.append("loop")
+            await asyncio.sleep(0)
+        assert not generator.activity.idle.is_set(), "the end of the server waits for them"
+        if stops:
+            resumable.interrupt()
+            with pytest.raises(EngineUnavailableError, match="the server stops"):
+                async for _ in second.pieces(second.generation(generator)):
+                    pass
+        await resumable.close()
+        assert second.ended is None
+
+    asyncio.run(play())
+    counts = [len(list(group)) for kind, group in itertools.groupby(events) if kind == "token"]
+    assert stops or max(counts) <= 64, "between two turns of the event loop"

@@ -8,9 +8,11 @@ is sent again, and one that had an answer is not.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 from orca_master.batches.answer_files import AnswerFiles
@@ -35,6 +37,8 @@ END_SECONDS = 15.0
 """Between attempts to store the end of a batch."""
 FILES_PER_BATCH = 2
 """Of answers and of errors."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk that has room again when somebody has deleted files."""
 
 
 class LineAnswer(NamedTuple):
@@ -101,7 +105,7 @@ class BatchRun:
         batch, threads = self._batch, self._files.threads
         if self._files.get(batch.owner, batch.input_file_id) is None:
             raise RequestError("input_file_id: the file no longer exists")
-        await self._batches.enter(batch, "in_progress", ("validating",))
+        await self._with_room(lambda: self._batches.enter(batch, "in_progress", ("validating",)))
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
         answers = await threads.run(AnswerFiles, batch.id, *paths, threads, self._files.room, batch.owner)
         try:
@@ -111,6 +115,7 @@ class BatchRun:
                 ending = await self._send_lines(lines, answers)
             await threads.run(answers.sync)
         finally:
+            self._count(answers)  # also what was being written when the batch was cancelled or failed
             await self._adapters.close()
             answers.close()
         return ending
@@ -194,21 +199,27 @@ class BatchRun:
             wait = min(2 * wait, MOST_WAIT_SECONDS)
 
     async def _write(self, line: BatchLine | InvalidLine, answer: LineAnswer | None, answers: AnswerFiles) -> None:
-        """Append the answer to a line; wait while the files of the batch's key, or of all, leave no room for it.
-
-        `answer`: of a BatchLine, None for an InvalidLine.
-        """
+        """Append the answer to a line. `answer`: of a BatchLine, None for an InvalidLine."""
         if isinstance(line, InvalidLine):
             add = functools.partial(answers.add_error, line.number, line.custom_id, line.code, line.message)
         else:
             assert answer is not None, "each request has an answer"
             add = functools.partial(answers.add_response, line.number, line.custom_id, *answer)
+        await self._with_room(add)
+
+    async def _with_room(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Await `write`; while the files of the batch's key, those of all, or the disk leave no room for it, try again.
+
+        Raises the other errors of the disk.
+        """
         wait = FIRST_WAIT_SECONDS
         while True:
             try:
-                await add()
+                await write()
                 return
-            except RequestError as error:
+            except (RequestError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in FULL:
+                    raise
                 logger.warning("batch %s waits: %s", self._batch.id, error)
             await asyncio.sleep(wait)
             wait = min(2 * wait, MOST_WAIT_SECONDS)

@@ -42,8 +42,12 @@ class FileStore:
         self._folder = config.folder / "files"
         self._files: dict[str, FileRecord] = {}
 
-    def open(self, kept: Mapping[str, str]) -> None:
-        """Read the records; delete files without one, unless `kept` has their ids → owners. Raises OSError."""
+    def open(self, kept: Mapping[str, str], keeps_all: bool = False) -> None:
+        """Read the records; delete files without one, unless `kept` has their ids → owners. Raises OSError.
+
+        A file whose record cannot be read is not deleted; with `keeps_all` none is, because batches may need it whose
+        records cannot be read. It takes its room without an owner.
+        """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for record in read_records(self._folder, FILE_RECORDS).values():
             if self.path(record.id).is_file():
@@ -53,6 +57,8 @@ class FileStore:
         for path in self._folder.glob("*.jsonl"):
             record_of = self._files.get(path.stem)
             owner = kept.get(path.stem) if record_of is None else record_of.owner
+            if owner is None and (keeps_all or path.with_suffix(".json").exists()):
+                owner = ""
             if owner is None:
                 path.unlink()
             else:

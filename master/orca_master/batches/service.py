@@ -32,10 +32,11 @@ class Batches:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Read the folder, which this process has locked. Raises OSError."""
+        """Read the folder, which this process has locked; called on a thread. Raises OSError."""
         self.batches.open()
         unfinished = self.batches.unfinished
-        self.files.open({name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)})
+        kept = {name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)}
+        self.files.open(kept, keeps_all=not self.batches.is_complete)
         for batch in unfinished:
             self.files.places.add(batch.owner, FILES_PER_BATCH)
 
@@ -87,7 +88,7 @@ async def open_batches(config: BatchConfig, calls: LineCalls, patience: float = 
         raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
     try:
         try:
-            batches.open()
+            await batches.threads.run(batches.open)
         except OSError as error:
             raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
         yield batches

@@ -41,8 +41,10 @@ class ResumableRequests:
         self._generator = generator
         self._window = window
         self._adapters = adapters
-        self._restoring: set[ResumableRequest] = set()
-        """Requests of earlier masters that wait for their adapters."""
+        self._waiting: set[ResumableRequest] = set()
+        """Requests of earlier masters that are not submitted yet: they wait for their adapters, or for their turn."""
+        self._turn = asyncio.Lock()
+        """Of the requests whose tokens are decoded again."""
         self._requests: dict[str, ResumableRequest] = {}
         self._by_number: dict[int, ResumableRequest] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -123,12 +125,13 @@ class ResumableRequests:
             request.num_resumed += 1
         if waiting:
             self._journal.resume([request.number for request in waiting if request.number is not None])
+        self._waiting.update(waiting)
         self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
 
     def interrupt(self) -> None:
-        """End the streams of requests that were not resumed, or wait for an adapter, because the server stops."""
-        for request in (*self._unfinished, *self._restoring):
+        """End the streams of requests that do not run yet, because the server stops."""
+        for request in (*self._unfinished, *self._waiting):
             request.interrupt()
 
     async def close(self) -> None:
@@ -143,7 +146,7 @@ class ResumableRequests:
         task.add_done_callback(self._running.discard)
 
     async def _run_each(self, requests: list[ResumableRequest]) -> None:
-        """Begin the requests one by one: each decodes its tokens again, and the event loop must give signs of life."""
+        """Begin the requests one by one: each prepares its choices, and the event loop must give signs of life."""
         for request in requests:
             self._keep(asyncio.create_task(self._run(request)))
             await asyncio.sleep(0)
@@ -151,15 +154,14 @@ class ResumableRequests:
     async def _run(self, request: ResumableRequest) -> None:
         accepted = request.accepted
         if accepted.adapter is None:
-            await self._continue(request)
+            with self._generator.activity.one():
+                await self._continue(request)
             return
         name = accepted.adapter.name
-        self._restoring.add(request)
         try:
             with self._generator.activity.one():
                 holding = self._adapters.held(accepted.owner, accepted.adapter, accepted.deadline)
                 async with holding as request.restored_adapter:
-                    self._restoring.discard(request)
                     await self._continue(request)
         except (EngineUnavailableError, asyncio.CancelledError):  # the server stops
             request.interrupt()
@@ -167,16 +169,22 @@ class ResumableRequests:
             logger.warning("adapter %r is not loaded again: %s", name, error, exc_info=not isinstance(error, EXPECTED))
             request.end(f"the adapter {name!r} could not be loaded again after the master's end: {error}")
         finally:
-            self._restoring.discard(request)
+            self._waiting.discard(request)
 
     async def _continue(self, request: ResumableRequest) -> None:
         try:
-            generation = request.generation(self._generator)
-            choices = request.unfinished(generation)
+            async with self._turn:
+                generation = request.generation(self._generator)
+                choices = await request.unfinished(generation)
+        except asyncio.CancelledError:  # the server stops
+            request.interrupt()
+            raise
         except Exception as error:  # a record that this version does not understand
             logger.exception("request %s cannot be resumed", request.accepted.request_id)
             request.end(f"the request cannot be resumed: {type(error).__name__}")
             return
+        finally:
+            self._waiting.discard(request)
         try:
             async for _ in self._generator.pieces(generation, request, choices):
                 pass

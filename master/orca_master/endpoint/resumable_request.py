@@ -86,13 +86,18 @@ class ResumableRequest:
         self._outputs = journalled.tokens
         self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
 
-    def unfinished(self, generation: Generation) -> list[Choice]:
-        """Return the choices that are not complete, with the tokens that they have; advances their decoders."""
+    async def unfinished(self, generation: Generation) -> list[Choice]:
+        """Return the choices that are not complete, with the tokens that they have; advances their decoders.
+
+        Lets the event loop serve others meanwhile: 128 choices can have hundreds of thousands of tokens.
+        """
         generated: dict[int, list[int]] = {choice.index: [] for choice in generation.choices}
-        for token, piece in zip(self._outputs, self._known(generation), strict=True):
+        for position, (token, piece) in enumerate(zip(self._outputs, self._known(generation), strict=True)):
             generated[token.choice].append(token.token)
             if piece.finish_reason is not None:
                 del generated[token.choice]
+            if position % PIECES_TOGETHER == 0:
+                await asyncio.sleep(0)
         return [
             replace(choice, submission=replace(choice.submission, generated=tuple(generated[choice.index])))
             for choice in generation.choices

@@ -1,4 +1,7 @@
-"""`lock_folder`: one master at a time uses the folder of a journal or of batches, which an option names."""
+"""`lock_folder`: one master at a time uses the folder of a journal or of batches, which an option names.
+
+`when_free` waits for the master before.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,20 @@ def lock_folder(folder: Path, option: str = "--journal") -> int:
 
 
 async def when_free(open_folder: Callable[[], Opened], seconds: float) -> Opened:
-    """Return `open_folder()`; while it raises FolderInUseError, try again for `seconds`: the other may be draining."""
+    """Return `open_folder()`; while it raises FolderInUseError, try again for `seconds`: the other may be draining.
+
+    It is called on a thread: what reads a large folder must not keep the event loop from giving signs of life. When
+    cancelled, wait for its end.
+    """
     deadline = time.monotonic() + seconds
     waits = False
     while True:
+        opening = asyncio.get_running_loop().run_in_executor(None, open_folder)
         try:
-            return open_folder()
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait({opening})
+            raise
         except FolderInUseError as error:
             if time.monotonic() >= deadline:
                 raise

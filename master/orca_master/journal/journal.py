@@ -40,7 +40,8 @@ MOVE_BYTES = 16 << 10
 class Journal:
     """The journal in `folder`, for one master at a time; raises ConfigurationError.
 
-    `requests` are the requests in the folder, by number, for `model`. Call all methods on one thread.
+    `requests` are the requests in the folder, by number, for `model`. Call all methods on one thread; another one may
+    create the journal, which reads the folder: tens of seconds for the largest.
     """
 
     def __init__(self, folder: Path, model: str, max_bytes: int = MAX_BYTES) -> None:
@@ -146,7 +147,8 @@ class Journal:
             known = set(self.requests)
             with path.open("rb") as file:
                 try:
-                    if file.readline() != self._header:
+                    if (header := file.readline()) != self._header:
+                        records.decode(header)  # a damaged one is an error: the file may have tokens of these requests
                         logger.warning("%s: ignored: it is for another model or of another version", path)
                         continue
                     for line in file:

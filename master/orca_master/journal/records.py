@@ -92,6 +92,10 @@ class TokenLog(Sequence[Token]):
         choice, token, *details = output
         if any(detail is not None for detail in details):
             self._details[len(self)] = output
+        self.append_plain(choice, token)
+
+    def append_plain(self, choice: int, token: int) -> None:
+        """Add an output that has only a token; raise OverflowError as `append`."""
         self._numbers += array("I", (choice, token))
 
     def __len__(self) -> int:
@@ -205,7 +209,9 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: s
                 damaged.discard(number)
             case ["request", int(number), dict(fields), list(tokens), int(num_resumed), end]:
                 ended_as = None if end is None else Ended(*end)
-                whole = JournalledRequest(_accepted_of(fields), TokenLog(map(_token_of, tokens)), ended_as, num_resumed)
+                whole = JournalledRequest(_accepted_of(fields), TokenLog(), ended_as, num_resumed)
+                for output in tokens:
+                    _replay_token(output, whole.tokens)
                 requests[number] = whole
                 damaged.discard(number)
             case ["tokens", *outputs]:
@@ -229,7 +235,7 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: s
 def _replay_tokens(outputs: list[Any], requests: dict[int, JournalledRequest], damaged: set[int]) -> None:
     for output in outputs:
         if (whole := None if output[0] in damaged else requests.get(output[0])) is not None:
-            whole.tokens.append(_token_of(output))
+            _replay_token(output, whole.tokens)
             whole.num_resumed = 0
 
 
@@ -244,7 +250,11 @@ def _accepted_of(fields: dict[str, Any]) -> Accepted:
     )
 
 
-def _token_of(output: list[Any]) -> Token:
+def _replay_token(output: list[Any], log: TokenLog) -> None:
+    """Append an element of Tokens. Most have no details, and a master that starts reads millions of them."""
     _, choice, value, *rest = output
-    reason, *numbers = rest or (None,)
-    return Token(choice, value, reason, *(None if text is None else base64.b64decode(text) for text in numbers))
+    if not rest:
+        log.append_plain(choice, value)
+        return
+    reason, *numbers = rest
+    log.append(Token(choice, value, reason, *(None if text is None else base64.b64decode(text) for text in numbers)))
