@@ -41,11 +41,12 @@ from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.offline_config import offline_config
 from orca_master.commands.preflight import check, draft_command, model_command, text_command
 from orca_master.commands.server import make_engine
+from orca_master.endpoint.chat import ROOM
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, salt_of
+from orca_master.endpoint.generation import Generation, check_min_tokens, salt_of
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.llm_messages import (
@@ -268,6 +269,7 @@ class LLM:
         body = request_of(sampling, model)
         room = max(1, self._endpoint.engine.status.longest - len(prompt))  # 1: the engine refuses the prompt's length
         most = room if sampling.max_tokens is None else body.max_tokens
+        check_min_tokens(body, most, ROOM if sampling.max_tokens is None else "max_tokens")
         return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)
 
     async def _collect_all(self, generations: list[Generation]) -> list[list[list[Piece]]]:
