@@ -193,6 +193,25 @@ def test_reasoning_before_a_call(tmp_path):
     play(scripted, scene)
 
 
+@pytest.mark.parametrize(("reasoning_parser", "begin"), [("qwen3", "<think>"), ("deepseek_r1", "")])
+def test_tags_that_are_special_tokens_separate_the_reasoning(tmp_path, reasoning_parser, begin):
+    """Although special tokens have no text by default."""
+    model = make_model(tmp_path, TEMPLATES["unknown"], ("<think>", "</think>"))
+    scripted = Scripted(model, f"{begin}why</think>two{END}", reasoning_parser=reasoning_parser)
+
+    async def scene(completions: Any) -> None:
+        message = (await completions.create(model=MODEL, messages=QUESTION)).choices[0].message
+        assert (message.reasoning_content, message.content) == ("why", "two")
+        reasoning, content = "", ""
+        async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
+            delta = chunk.choices[0].delta
+            reasoning += getattr(delta, "reasoning_content", None) or ""
+            content += delta.content or ""
+        assert (reasoning, content) == ("why", "two")
+
+    play(scripted, scene)
+
+
 @pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
 def test_an_answer_to_a_grammar_is_no_reasoning(tmp_path, reasoning_parser):
     """The grammar holds from the first token on, so the answer has no tag that would end its reasoning."""
