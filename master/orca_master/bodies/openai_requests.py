@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from orca_master.bodies.bad_words import BadWords
 from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.lengths import (
     at_most,
@@ -75,6 +76,7 @@ class GenerationRequest(Body):
         list[TokenId], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)
     ] = []
     include_stop_str_in_output: bool = False
+    bad_words: BadWords = []
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0

@@ -198,9 +198,7 @@ class Generator:
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         salt = salt_of(owner, body.cache_salt)
         choices = []
-        grammar = self._answers.grammar(body)
-        if grammar is not None:
-            grammar = replace(grammar, owner=owner)
+        grammar = None if (made := self._answers.grammar(body)) is None else replace(made, owner=owner)
         count = len(prompts) * body.num_choices
         generated = max(1, max_tokens)
         num_tokens = sum(map(len, prompts)) * body.num_choices + count * generated
@@ -212,6 +210,7 @@ class Generator:
         if body.temperature < LEAST_TEMPERATURE:
             shared_parameters["temperature"] = 0.0
         shared_parameters |= {"top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
+        shared_parameters["bad_words"] = self._codec.bad_words(body.bad_words)
         for index in range(count):
             prompt_index, choice = divmod(index, body.num_choices)
             of_prompt = body.num_prompt_logprobs if choice == 0 else None  # once for each prompt
