@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessage
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.api_keys import digest
@@ -99,6 +100,25 @@ def test_arguments_that_are_no_object_reach_the_template_as_they_are(tmp_path, a
         ]
         await completions.create(model=MODEL, messages=messages, tools=[ADD])
         assert f'"function": {{"name": "add", "arguments": {json.dumps(arguments)}}}' in scripted.prompt
+
+    play(scripted, scene)
+
+
+def test_an_answer_of_another_server_is_sent_back_as_it_is(tmp_path):
+    """As an agent does that changes the server within a conversation."""
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), f"Oh.{END}")
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    given = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "tool_calls": [call]}
+    answer = ChatCompletionMessage.model_validate(given)
+
+    async def scene(completions: Any) -> None:
+        for message in (answer, answer.model_dump()):
+            messages = [*QUESTION, message, {"role": "tool", "tool_call_id": "call_1", "content": "1"}]
+            await completions.create(model=MODEL, messages=messages, tools=[ADD])
+            assert "annotations" not in scripted.prompt
+        cited = {"role": "assistant", "content": "a", "annotations": [{"type": "url_citation"}]}
+        with pytest.raises(openai.BadRequestError, match="annotations: this field is unknown or not supported"):
+            await completions.create(model=MODEL, messages=[*QUESTION, cited, *QUESTION])
 
     play(scripted, scene)
 

@@ -207,6 +207,14 @@ class ChatMessage(Body):
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_annotations(cls, data: Any) -> Any:
+        """Drop the empty list that each of OpenAI's answers has: clients send answers back as they are."""
+        if isinstance(data, dict) and data.get("annotations") == []:
+            return {name: value for name, value in data.items() if name != "annotations"}
+        return data
+
     @property
     def text(self) -> str:
         """The content as one string."""
