@@ -57,10 +57,11 @@ ROOMS = {
         "api_processes",
     },
     "llm_messages": {"errors", "bodies", "endpoint"},
+    "llm_progress": set(),
     "loop_thread": set(),
     "llm": {
         *("errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"),
-        *("llm_messages", "loop_thread"),
+        *("llm_messages", "llm_progress", "loop_thread"),
     },
     "cli": {"errors"},
 }

@@ -16,9 +16,9 @@ import gc
 import os
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, get_args
 
 from orca_contract.model_choices import (
@@ -41,11 +41,12 @@ from orca_master.commands.local_workers import LocalWorkers
 from orca_master.commands.offline_config import offline_config
 from orca_master.commands.preflight import check, draft_command, model_command, text_command
 from orca_master.commands.server import make_engine
+from orca_master.endpoint.chat import ROOM
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, salt_of
+from orca_master.endpoint.generation import Generation, check_min_tokens, salt_of
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.llm_messages import (
@@ -62,6 +63,7 @@ from orca_master.llm_messages import (
     request_of,
     text_and_tokens,
 )
+from orca_master.llm_progress import UseTqdm, prompts_display
 from orca_master.loop_thread import LoopThread
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
@@ -172,24 +174,25 @@ class LLM:
         prompts: str | PromptDictionary | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         model: str | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
         """Return one output per prompt, in order; raise RequestError, RuntimeError after `close`.
 
         `sampling_params` apply to all prompts, or are a sequence with one entry per prompt; by default, the parameters
         of the model's generation_config.json apply. `model`: name of the adapter for all prompts, or of the model's
-        folder; None: the model.
+        folder; None: the model. `use_tqdm`: see UseTqdm.
         """
         self._check(model)
         inputs = self._inputs(prompts)
         given = SamplingParams(**self._endpoint.codec.sampling_defaults) if sampling_params is None else sampling_params
         parameters = [given] * len(inputs) if isinstance(given, SamplingParams) else list(given)
         if len(parameters) != len(inputs):
-            message = f"sampling_params: {len(parameters)} for {len(inputs)} prompts"
-            raise RequestError(message, "sampling_params")
+            raise RequestError(f"sampling_params: {len(parameters)} for {len(inputs)} prompts", "sampling_params")
         generations = [
             self._generation(tokens, sampling, model) for (_, tokens), sampling in zip(inputs, parameters, strict=True)
         ]
-        collected = self._loop.run(self._collect_all(generations))
+        collected = self._loop.run(self._collect_all(generations, use_tqdm))
         return [
             RequestOutput(text, tokens, [output_of(index, pieces) for index, pieces in enumerate(choices)])
             for (text, tokens), choices in zip(inputs, collected, strict=True)
@@ -201,6 +204,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         model: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
         """Return an answer to each conversation, a list of messages with `role` and `content`, or to a single one.
 
@@ -209,15 +214,19 @@ class LLM:
         self._check(model)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         bodies = [chat_of(conversation, chat_template_kwargs or {}) for conversation in conversations]
-        return self.generate(self._loop.run(self._rendered(bodies)), sampling_params, model)
+        return self.generate(self._loop.run(self._rendered(bodies)), sampling_params, model, use_tqdm=use_tqdm)
 
     def embed(
-        self, prompts: str | PromptDictionary | Sequence[Prompt], model: str | None = None
+        self,
+        prompts: str | PromptDictionary | Sequence[Prompt],
+        model: str | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
     ) -> list[EmbeddingRequestOutput]:
         """Return a vector of length 1 for each prompt, in order. Raises as `generate`."""
         self._check(model)
         inputs = self._inputs(prompts)
-        sums = self._loop.run(self._pooled([tokens for _, tokens in inputs], model))
+        sums = self._loop.run(self._pooled([tokens for _, tokens in inputs], model, use_tqdm))
         vectors = [EmbeddingOutput(unit_vector(values).tolist()) for values in sums]
         return [EmbeddingRequestOutput(tokens, vector) for (_, tokens), vector in zip(inputs, vectors, strict=True)]
 
@@ -229,9 +238,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check(self, model: str | None) -> None:
@@ -255,34 +262,38 @@ class LLM:
             prompts.append({"prompt": text, "prompt_token_ids": tokens})
         return prompts
 
-    async def _pooled(self, inputs: list[list[int]], model: str | None) -> list[array[float]]:
+    async def _pooled(self, inputs: list[list[int]], model: str | None, use_tqdm: UseTqdm) -> list[array[float]]:
         if not inputs:
             return []
         endpoint = self._endpoint
         check_inputs(inputs, endpoint.engine.status)
         adapter, pooling = endpoint.models.number_of(model, None), endpoint.config.embedding_pooling
         submissions = submissions_of(inputs, pooling, 0, salt_of("", None), adapter, time.monotonic())
-        return await EmbeddingRun(endpoint.engine, submissions).run()
+        with prompts_display(use_tqdm, len(inputs)) as note:
+            return await EmbeddingRun(endpoint.engine, submissions, note).run()
 
     def _generation(self, prompt: list[int], sampling: SamplingParams, model: str | None) -> Generation:
         body = request_of(sampling, model)
         room = max(1, self._endpoint.engine.status.longest - len(prompt))  # 1: the engine refuses the prompt's length
         most = room if sampling.max_tokens is None else body.max_tokens
+        check_min_tokens(body, most, ROOM if sampling.max_tokens is None else "max_tokens")
         return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)
 
-    async def _collect_all(self, generations: list[Generation]) -> list[list[list[Piece]]]:
+    async def _collect_all(self, generations: list[Generation], use_tqdm: UseTqdm) -> list[list[list[Piece]]]:
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._collect(generation)) for generation in generations]
+            with prompts_display(use_tqdm, len(generations)) as note:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._collect(generation, note)) for generation in generations]
         except BaseExceptionGroup as errors:  # the group has cancelled the others
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _collect(self, generation: Generation) -> list[list[Piece]]:
+    async def _collect(self, generation: Generation, note: Callable[[], object]) -> list[list[Piece]]:
         collected: list[list[Piece]] = [[] for _ in generation.choices]
         async for pieces in self._endpoint.generator.pieces(generation):
             for piece in pieces:
                 collected[piece.index].append(piece)
+        note()
         return collected
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessage
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.api_keys import digest
@@ -103,6 +104,25 @@ def test_arguments_that_are_no_object_reach_the_template_as_they_are(tmp_path, a
     play(scripted, scene)
 
 
+def test_an_answer_of_another_server_is_sent_back_as_it_is(tmp_path):
+    """As an agent does that changes the server within a conversation."""
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), f"Oh.{END}")
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    given = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "tool_calls": [call]}
+    answer = ChatCompletionMessage.model_validate(given)
+
+    async def scene(completions: Any) -> None:
+        for message in (answer, answer.model_dump()):
+            messages = [*QUESTION, message, {"role": "tool", "tool_call_id": "call_1", "content": "1"}]
+            await completions.create(model=MODEL, messages=messages, tools=[ADD])
+            assert "annotations" not in scripted.prompt
+        cited = {"role": "assistant", "content": "a", "annotations": [{"type": "url_citation"}]}
+        with pytest.raises(openai.BadRequestError, match="annotations: this field is unknown or not supported"):
+            await completions.create(model=MODEL, messages=[*QUESTION, cited, *QUESTION])
+
+    play(scripted, scene)
+
+
 def test_a_conversation_with_a_result(tmp_path):
     scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), f"It is 2.{END}")
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
@@ -189,6 +209,25 @@ def test_reasoning_before_a_call(tmp_path):
             reasoning += getattr(delta, "reasoning_content", None) or ""
             content += delta.content or ""
         assert (reasoning, content) == ("Hm.\n", 'Well. <tool_call>{"name": "now"}</tool_call>')
+
+    play(scripted, scene)
+
+
+@pytest.mark.parametrize(("reasoning_parser", "begin"), [("qwen3", "<think>"), ("deepseek_r1", "")])
+def test_tags_that_are_special_tokens_separate_the_reasoning(tmp_path, reasoning_parser, begin):
+    """Although special tokens have no text by default."""
+    model = make_model(tmp_path, TEMPLATES["unknown"], ("<think>", "</think>"))
+    scripted = Scripted(model, f"{begin}why</think>two{END}", reasoning_parser=reasoning_parser)
+
+    async def scene(completions: Any) -> None:
+        message = (await completions.create(model=MODEL, messages=QUESTION)).choices[0].message
+        assert (message.reasoning_content, message.content) == ("why", "two")
+        reasoning, content = "", ""
+        async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
+            delta = chunk.choices[0].delta
+            reasoning += getattr(delta, "reasoning_content", None) or ""
+            content += delta.content or ""
+        assert (reasoning, content) == ("why", "two")
 
     play(scripted, scene)
 

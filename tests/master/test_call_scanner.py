@@ -49,10 +49,35 @@ def test_the_arguments_of_a_known_name(arguments):
 
 
 @pytest.mark.parametrize(
-    "text", ["[", "{,", '{"name" "add"', '{"name":,', '{"name": 5}', '{"name": "\\ud800"}', "{}", "{]"]
+    "text", ["[", "{,", '{"name" "add"', '{"name":,', '{"name": 5}', '{"name": "\\ud800"}', "{}", "{]", '{"a": {} 1']
 )
 def test_what_is_no_call(text):
     scanner = CallScanner()
     assert scanner.feed(f"{text} ") <= len(text)
     assert scanner.broken
     assert not scanner.ended
+
+
+@pytest.mark.parametrize("by_characters", [False, True])
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ('{"name": "add", "arguments": {"x": 1}, "name": "now"}', "add", '{"x": 1}'),
+        ('{"arguments": {"x": 1}, "name": "add", "parameters": {"y": 2}}', "add", '{"x": 1}'),
+        ('{"arguments": "{\\"x\\": 1}", "arguments": {"y": 2}, "name": "add"}', "add", '{"x": 1}'),
+    ],
+)
+def test_the_first_of_several_names_or_arguments_counts(text, name, arguments, by_characters):
+    """Also in an answer that is not streamed, which has the same calls as a stream."""
+    scanner, taken = CallScanner(), ""
+    for piece in text if by_characters else [text]:
+        scanner.feed(piece)
+        taken += scanner.take_arguments()
+    assert (scanner.ended, scanner.name, taken) == (True, name, arguments)
+
+
+def test_arguments_end_with_their_object():
+    scanner = CallScanner()
+    scanner.feed('{"name": "add", "arguments": {"x": 1} and 2}')
+    assert scanner.broken
+    assert scanner.take_arguments() == '{"x": 1}'

@@ -201,6 +201,26 @@ def test_an_error_of_one_input_ends_all(reason):
     asyncio.run(scene())
 
 
+def test_the_end_of_each_input_is_noted_and_an_error_of_the_note_harms_nobody():
+    async def scene() -> None:
+        queue, noted = Queue(), list[int]()
+
+        def note() -> None:
+            noted.append(len(noted))
+            raise ValueError("the caller's bar")
+
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        task = asyncio.create_task(EmbeddingRun(queue, submissions_of([[1, 2]] * 3, "mean", 0, "", 0, 0.0), note).run())
+        while len(queue.accepted) < 3:
+            await asyncio.sleep(0)
+        for index in range(3):
+            answer(queue, index, [1.0], [1.0])
+        assert len(await task) == 3
+        assert noted == [0, 1, 2]
+
+    asyncio.run(scene())
+
+
 def test_a_refusal_releases_what_was_submitted():
     async def scene() -> None:
         queue = Queue(room=1)

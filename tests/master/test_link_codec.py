@@ -97,6 +97,7 @@ sampling = build(
     min_tokens=uint32,
     logprobs=st.none() | uint32,
     prompt_logprobs=st.none() | uint32,
+    bad_words=st.lists(st.lists(uint32, max_size=4).map(tuple), max_size=4).map(tuple),
 )
 submissions = build(
     Submission,

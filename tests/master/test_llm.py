@@ -41,5 +41,19 @@ def test_the_error_of_one_prompt_cancels_the_others():
     llm._endpoint = SimpleNamespace(generator=SimpleNamespace(pieces=pieces))
     generations = [SimpleNamespace(number=number, choices=()) for number in range(4)]
     with pytest.raises(EngineError, match="workers failed"):
-        asyncio.run(asyncio.wait_for(llm._collect_all(generations), 30))
+        asyncio.run(asyncio.wait_for(llm._collect_all(generations, False), 30))
     assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_a_bar_counts_the_prompts_that_are_done():
+    async def pieces(generation: Any) -> AsyncIterator[list[Any]]:
+        await asyncio.sleep(0)
+        yield []
+
+    counts = list[int]()
+    bar = SimpleNamespace(update=counts.append, close=lambda: counts.append(-1))
+    llm: Any = object.__new__(LLM)
+    llm._endpoint = SimpleNamespace(generator=SimpleNamespace(pieces=pieces))
+    generations = [SimpleNamespace(choices=()) for _ in range(3)]
+    asyncio.run(asyncio.wait_for(llm._collect_all(generations, lambda **_: bar), 30))
+    assert counts == [1, 1, 1, -1]

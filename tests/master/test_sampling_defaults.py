@@ -102,6 +102,32 @@ def test_the_models_length_is_that_of_chats_without_a_maximum(tmp_path, path, se
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+@pytest.mark.parametrize(
+    ("sent", "limit"),
+    [
+        ({"min_tokens": 31}, "max_new_tokens of the model's generation_config.json, 30"),
+        ({"min_tokens": 31, "max_tokens": 20}, "max_tokens, 20"),
+        (
+            {"min_tokens": 8, "messages": [{"role": "user", "content": "a" * (10_000 - AROUND - 7)}]},
+            "the room that the prompt leaves in the context, 7",
+        ),
+    ],
+)
+def test_a_minimum_above_the_length_names_where_the_length_is_from(tmp_path, sent, limit):
+    folder = make_model(tmp_path, TEMPLATE)
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 30}))
+    scripted = Scripted(folder, f"2{END}")
+
+    async def scene() -> None:
+        async with scripted:
+            body = {"model": MODEL, "messages": [QUESTION], **sent}
+            answer = await scripted.http.post("http://localhost/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == f"min_tokens: {sent['min_tokens']} exceeds {limit}"
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_a_request_is_recorded_with_them(tmp_path):
     """The next master continues the request with the same parameters, whatever the file says then."""
     (folder := make_model(tmp_path, TEMPLATE)).joinpath("generation_config.json").write_text(json.dumps(RECOMMENDED))

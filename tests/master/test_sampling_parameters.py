@@ -29,7 +29,7 @@ def test_fields_have_the_names_of_the_body():
         SamplingParameters(
             temperature=0.1, top_p=0.2, min_p=0.3, presence_penalty=-0.4, frequency_penalty=0.5, repetition_penalty=1.6,
             logit_bias=((7, 0.7), (8, -0.8)), seed=2**64 - 1, choice=9, top_k=10, min_tokens=11, logprobs=0,
-            prompt_logprobs=0,
+            prompt_logprobs=0, bad_words=((1,), (2, 3)),
         ),
     ],
 )  # fmt: skip
@@ -46,6 +46,13 @@ def test_a_wrong_value_is_named_as_in_the_api():
     assert refused.value.field == "n"
     with pytest.raises(ValueOutOfRangeError, match="logit_bias: 4294967296 is not between 0 and 4294967295"):
         SamplingParameters(logit_bias=((2**32, 1.0),)).fill(pb.Sampling())
+
+
+def test_a_bad_word_has_tokens_of_32_bits():
+    with pytest.raises(RequestError, match="bad_words: a word has no tokens"):
+        SamplingParameters(bad_words=((1,), ())).check()
+    with pytest.raises(ValueOutOfRangeError, match="bad_words: 4294967296 is not between 0 and 4294967295"):
+        SamplingParameters(bad_words=((1, 2**32),)).fill(pb.Sampling())
 
 
 def test_a_bias_without_value_is_refused():

@@ -115,6 +115,20 @@ def test_arguments_come_while_they_are_generated():
     assert (cut.content, cut.calls) == ("", [])
 
 
+@pytest.mark.parametrize(
+    ("end", "ends_with_calls"), [('{"x": ', False), ('{"x": 1}', False), ('{"x": 1}}', True), ('{"x": 1} and}', True)]
+)
+def test_an_answer_that_ends_within_a_call_does_not_end_with_calls(end, ends_with_calls):
+    """A stop string can end it there: a client would make a call with a part of its arguments."""
+    parser = ToolCallParser(FORMATS["hermes"], NAMES)
+    parser.feed('<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+    assert parser.ends_with_calls
+    parser.feed('<tool_call>{"name": "add", "arguments": ')
+    assert not parser.ends_with_calls
+    parser.feed(end, last=True)
+    assert parser.ends_with_calls is ends_with_calls
+
+
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_without_parallel_calls_the_first_is_the_only_one(form):
     answer = {

@@ -189,7 +189,7 @@ class FakeWorkers:
                     length = scheduled.context_length + scheduled.num_tokens
                     assert len(known) >= length, "an iteration has input tokens that have not been sampled"
                     tokens.append(next_token(known[:length]))
-                    if request.constraint is not None:
+                    if request.is_masked:
                         tokens[-1] = allowed_token(tokens[-1], next(masked))
                     pending[request.request_id] = [*known[len(request.prompt) : length], tokens[-1]]
                     tokens += [
@@ -201,7 +201,7 @@ class FakeWorkers:
             on_result(result)
 
     async def _masks_of(self, sequence: int, batch: Batch) -> list[bytes]:
-        """Wait for the masks of an iteration, one for each request that samples a token of a grammar."""
+        """Wait for the masks of an iteration, one for each request that samples a token under a mask."""
         if not batch.masked:
             return []
         masked, allowed = await self._masks.get()

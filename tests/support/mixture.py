@@ -75,6 +75,7 @@ def _common(dice: random.Random, longest: int = 40) -> dict[str, Any]:
         {"temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.3},
         {"temperature": 0.7, "logit_bias": FEW}, {"temperature": 0, "logit_bias": FEW, "ignore_eos": True},
         {"temperature": 1, "min_tokens": 4, "min_p": 0.01}, {"temperature": 1, "stop": ["e", "FF"]},
+        {"temperature": 0.9, "bad_words": [*"aeiou", *(first + second for first in "rstnl" for second in "rstnl")]},
     ]  # fmt: skip
     fixed = {"model": dice.choice(NAMES), "seed": dice.randrange(1 << 40), "max_tokens": dice.randint(4, longest)}
     return {**fixed, **dice.choice(ways), "return_token_ids": True}

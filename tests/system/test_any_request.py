@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from orca_master.bodies.bad_words import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 from orca_master.bodies.body import MAX_NAME
 from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.logit_bias import MAX_BIASES
@@ -86,6 +87,7 @@ special = {
     "stop": stops,
     "stop_token_ids": st.lists(token_ids, max_size=3) | lengths(1, MAX_STOP_STRINGS, 100_000),
     "logit_bias": biases,
+    "bad_words": texts | wrong | st.lists(texts, max_size=3) | lengths("z", MAX_BAD_WORDS),
     "stream_options": st.dictionaries(st.sampled_from(["include_usage", "x"]), wrong, max_size=2),
     "chat_template_kwargs": st.sampled_from([{"a": math.nan}, {"messages": 1}, {"b": "x" * 70_000}, {"\ud800": 1}]),
     "model": st.sampled_from([NAME, "other", "\ud800", "x" * 5000]),
@@ -103,6 +105,7 @@ legal: dict[str, list[Any]] = {
     "max_completion_tokens": [2, 3, 100], "logprobs": [0, 1, MAX_LOGPROBS],
     "top_logprobs": [0, MAX_LOGPROBS], "stop": ["a", ["a", "\ud800"], "a" * MAX_STOP_CHARACTERS], "user": ["\ud800"],
     "logit_bias": [{"0": 100, "1": -100}, dict.fromkeys(map(str, range(VOCABULARY)), -100)], "stop_token_ids": [[0]],
+    "bad_words": [["a", "ab"], ["a" * MAX_BAD_WORD_CHARACTERS]],
     "prompt": [[0], ["a", "\0"], [[VOCABULARY - 1], [0]], "<end>", [1] * 600], "model": [NAME],
     "messages": [[{"role": "tool", "content": [{"type": "text", "text": "a"}], "name": "\ud800"}] * 3],
     "stream_options": [None],

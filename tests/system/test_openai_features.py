@@ -121,6 +121,20 @@ def test_stop_token_ids_and_min_tokens(client):
     assert stop not in later.choices[0].token_ids[: first + 5]
 
 
+def test_bad_words_are_not_generated_also_in_streams(client):
+    whole = complete(client, max_tokens=60).choices[0].text
+    words = [character for character in dict.fromkeys(whole[::9]) if character.isascii() and character.isprintable()]
+    words = [word for word in words if word.strip()]
+    pair = next(whole[at : at + 2] for at in range(60) if whole[at : at + 2].isalnum() and whole[at] not in words)
+    options = {"max_tokens": 60, "extra_body": {"bad_words": [*words, pair]}}
+    answer = complete(client, **options).choices[0]
+    assert len(answer.token_ids) == 60
+    assert [word for word in (*words, pair) if word in whole] == [*words, pair]
+    assert not [word for word in (*words, pair) if word in answer.text], "each token is a byte"
+    assert pair[0] in answer.text, "it is only the word that is bad"
+    assert "".join(chunk.choices[0].text for chunk in complete(client, **options, stream=True)) == answer.text
+
+
 def test_several_prompts_and_choices(client):
     prompts = ["One", "Another one"]
     apart = [complete(client, prompt, temperature=0.9, seed=4, n=2) for prompt in prompts]

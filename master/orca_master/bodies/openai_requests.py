@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from orca_master.bodies.bad_words import BadWords
 from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.lengths import (
     at_most,
@@ -75,6 +76,7 @@ class GenerationRequest(Body):
         list[TokenId], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)
     ] = []
     include_stop_str_in_output: bool = False
+    bad_words: BadWords = []
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
@@ -204,6 +206,14 @@ class ChatMessage(Body):
     tool_calls: ToolCalls = []
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_annotations(cls, data: Any) -> Any:
+        """Drop the empty list that each of OpenAI's answers has: clients send answers back as they are."""
+        if isinstance(data, dict) and data.get("annotations") == []:
+            return {name: value for name, value in data.items() if name != "annotations"}
+        return data
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ from orca_master.endpoint.call_constraint import grammar_of_calls
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import Grammar
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
-from orca_master.text.reasoning import BY_TAG, ReasoningParser, ends_within
+from orca_master.text.reasoning import BEGIN, BY_TAG, END, ReasoningParser, ends_within
 from orca_master.text.tool_calls import FORMATS, CallDelta, Parsed, ToolCallFormat, ToolCallParser, format_named
 
 
@@ -115,7 +115,9 @@ class AnswerFormat:
 
     def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
         """Return texts of tokens that are part of the answers, even if they are special tokens."""
-        return self.tool_calls.tokens if self.tool_calls is not None and body.tool_names else ()
+        of_calls = self.tool_calls.tokens if self.tool_calls is not None and body.tool_names else ()
+        has_reasoning = isinstance(body, ChatCompletionRequest) and self._reasoning_of(body) is not None
+        return (*of_calls, BEGIN, END) if has_reasoning else of_calls
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
         """Return the id of a call, the same whenever the response is built."""

@@ -12,7 +12,7 @@ from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation
+from orca_master.endpoint.generation import Generation, check_min_tokens
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import (
     AssistantMessage,
@@ -30,6 +30,8 @@ from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
+
+ROOM = "the room that the prompt leaves in the context"
 
 
 class ChatFormat:
@@ -224,6 +226,8 @@ async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, reque
     if max_tokens is None:  # as in vLLM
         room = room_after(endpoint, prompt)
         max_tokens = min(room, endpoint.codec.max_new_tokens or room)
+        of_model = "max_new_tokens of the model's generation_config.json"
+        check_min_tokens(body, max_tokens, ROOM if max_tokens == room else of_model)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, limit, owner)
 

@@ -13,7 +13,7 @@ import math
 import secrets
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, cast
 
@@ -60,11 +60,14 @@ class EmbeddingList(BaseModel):
 
 
 class EmbeddingRun:
-    """The inputs of one request on the engine. `run` once."""
+    """The inputs of one request on the engine. `run` once. `note` is called at the end of each input."""
 
-    def __init__(self, engine: EngineClient, submissions: Sequence[Submission]) -> None:
+    def __init__(
+        self, engine: EngineClient, submissions: Sequence[Submission], note: Callable[[], object] = lambda: None
+    ) -> None:
         self._engine = engine
         self._submissions = submissions
+        self._note = note
         self.num_tokens = sum(len(submission.prompt) for submission in submissions)
         self._sums: list[array[float]] = [array("d") for _ in submissions]
         self._num_left = len(submissions)
@@ -107,6 +110,7 @@ class EmbeddingRun:
             self._sums[index] = array("d", map(float.__add__, total, part)) if total else array("d", part)
         if output.finish_reason is not None:
             self._num_left -= 1
+            asyncio.get_running_loop().call_soon(self._note)  # its error is not one of the engine's outputs
             if self._num_left == 0:
                 self._ended.set_result(None)
 

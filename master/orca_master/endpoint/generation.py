@@ -49,6 +49,12 @@ def check_token_ids(field: str, tokens: Sequence[int], vocabulary: int) -> None:
         raise RequestError(f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field)
 
 
+def check_min_tokens(body: GenerationRequest, max_tokens: int, origin: str) -> None:
+    """Raise RequestError if `min_tokens` exceeds the length of an answer, which is from `origin`."""
+    if body.min_tokens > max_tokens:
+        raise RequestError(f"min_tokens: {body.min_tokens} exceeds {origin}, {max_tokens}", "min_tokens")
+
+
 def salt_of(owner: str, cache_salt: str | None) -> str:
     """Return `Submission.cache_salt` for the digest of a client's key, and the client's own salt."""
     return hashlib.sha256(f"{owner} {cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -149,8 +155,7 @@ class Generator:
             check_token_ids(field, tokens, vocabulary)
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
-        if body.min_tokens > max_tokens:
-            raise RequestError(f"min_tokens: {body.min_tokens} exceeds max_tokens, {max_tokens}", "min_tokens")
+        check_min_tokens(body, max_tokens, "max_tokens")
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         request_id = f"{prefix}{secrets.token_hex(16)}"
         limit = TimeLimit(time.monotonic(), None) if limit is None else limit
@@ -193,9 +198,7 @@ class Generator:
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         salt = salt_of(owner, body.cache_salt)
         choices = []
-        grammar = self._answers.grammar(body)
-        if grammar is not None:
-            grammar = replace(grammar, owner=owner)
+        grammar = None if (made := self._answers.grammar(body)) is None else replace(made, owner=owner)
         count = len(prompts) * body.num_choices
         generated = max(1, max_tokens)
         num_tokens = sum(map(len, prompts)) * body.num_choices + count * generated
@@ -207,6 +210,7 @@ class Generator:
         if body.temperature < LEAST_TEMPERATURE:
             shared_parameters["temperature"] = 0.0
         shared_parameters |= {"top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
+        shared_parameters["bad_words"] = self._codec.bad_words(body.bad_words)
         for index in range(count):
             prompt_index, choice = divmod(index, body.num_choices)
             of_prompt = body.num_prompt_logprobs if choice == 0 else None  # once for each prompt

@@ -22,6 +22,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import PipelineWorkers
+from orca_master.scheduling.bad_words import forbidden_tokens
 from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
@@ -71,11 +72,13 @@ class TokenMasks:
         banned: list[frozenset[int]] = []
         for scheduled in iteration.requests:
             request = scheduled.request
-            matcher = cast("TokenMatcher", request.constraint)
+            matcher = cast("TokenMatcher | None", request.constraint)
             matchers.append(None if scheduled.is_stale else matcher)
-            too_early = len(request.generated) < request.sampling.min_tokens
-            # The matcher's ends end an answer also with `ignore_eos`.
-            banned.append(request.stop_token_ids.union(matcher.ends) if too_early else frozenset())
+            forbidden = forbidden_tokens(request.sampling.bad_words, request.generated)
+            # Workers ban the ends of requests without a grammar. Those of the matcher count also with `ignore_eos`.
+            if matcher is not None and len(request.generated) < request.sampling.min_tokens:
+                forbidden |= request.stop_token_ids.union(matcher.ends)
+            banned.append(forbidden)
         loop = asyncio.get_running_loop()
         made = loop.run_in_executor(self._thread, self._maker.masks, matchers, banned)
         made.add_done_callback(partial(self._send, iteration))

@@ -119,5 +119,5 @@ class Batch:
 
     @property
     def masked(self) -> tuple[ScheduledRequest, ...]:
-        """The requests that sample a token of a grammar."""
-        return tuple(entry for entry in self.requests if entry.samples and entry.request.constraint is not None)
+        """The requests that sample a token that a mask limits."""
+        return tuple(entry for entry in self.requests if entry.samples and entry.request.is_masked)

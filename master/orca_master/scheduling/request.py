@@ -178,6 +178,11 @@ class Request:
         """True if workers need the tokens of blocks that the request shares."""
         return self.sampling.reads_history or (self.drafter is not None and self.drafter.reads_history)
 
+    @property
+    def is_masked(self) -> bool:
+        """True if the master limits the tokens that may be sampled (engine/token_masks.py)."""
+        return self.constraint is not None or bool(self.sampling.bad_words)
+
     def tokens(self, start: int, count: int) -> list[int]:
         """Return up to `count` known tokens from position `start` on."""
         prompt_length = len(self.prompt)

@@ -52,6 +52,8 @@ class SamplingParameters:
     min_tokens: int = _bounded(0, 0, 2**32 - 1)
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens, of which the last is not generated behind the others (bad_words.py)."""
 
     @property
     def reads_history(self) -> bool:
@@ -66,6 +68,8 @@ class SamplingParameters:
         for field, value, least, most in bounds:
             if value is not None and not least <= value <= most:  # also true for NaN
                 raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
+        if not all(self.bad_words):
+            raise RequestError("bad_words: a word has no tokens", "bad_words")
 
     def fill(self, message: pb.Sampling) -> None:
         """Write the values into an empty message; raise ValueOutOfRangeError if a field cannot hold its value."""
@@ -76,6 +80,10 @@ class SamplingParameters:
                 value = next((token for token in tokens if not 0 <= token < 2**32), 0)
                 message.logit_bias.token.extend(tokens)
                 message.logit_bias.value.extend(biases)
+            name = "bad_words"
+            for word in self.bad_words:
+                value = next((token for token in word if not 0 <= token < 2**32), 0)
+                message.bad_words.add(token=word)
             for name in _BOUNDS:
                 value = getattr(self, name)
                 if value is not None:
@@ -102,4 +110,5 @@ def sampling_of(message: pb.Sampling) -> SamplingParameters:
         raise ValueError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")
     values = {name: getattr(message, name) for name in _BOUNDS}
     values |= {name: None for name in ("logprobs", "prompt_logprobs") if not message.HasField(name)}
-    return SamplingParameters(**values, logit_bias=tuple(zip(bias.token, bias.value, strict=True)))
+    bad_words = tuple(tuple(word.token) for word in message.bad_words)
+    return SamplingParameters(**values, logit_bias=tuple(zip(bias.token, bias.value, strict=True)), bad_words=bad_words)

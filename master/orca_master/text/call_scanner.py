@@ -27,7 +27,8 @@ class _Expected(Enum):
 class CallScanner:
     """State of the scan of one object. After `ended` or `broken` (no such object) nothing more is consumed.
 
-    With a `name` the object is that of the arguments alone, else its name must be one of `names`; None: any name.
+    With a `name` the object is that of the arguments alone, else its name must be one of `names`; None: any name. Of
+    several names or arguments the first counts: the client may have got them when the others come.
     """
 
     def __init__(self, name: str | None = None, names: Collection[str] | None = None) -> None:
@@ -36,6 +37,8 @@ class CallScanner:
         self.ended = False
         self.broken = False
         self._has_arguments = False
+        """True once arguments have begun."""
+        self._has_all_arguments = False
         self._is_bare = name is not None
         self._expected = _Expected.OBJECT
         self._depth = 0
@@ -99,7 +102,7 @@ class CallScanner:
                 self._end_value()
                 self._expected = _Expected.KEY
                 self.ended = character == "}" and not self.broken
-            case _Expected.VALUE, _ if character not in ",}]:":
+            case _Expected.VALUE, _ if character not in ",}]:" and (not self._value or self._value[0] not in "{["):
                 self._keep(character)
                 self._in_string = character == '"'
                 self._depth += character in "{["
@@ -110,7 +113,8 @@ class CallScanner:
 
     def _keep(self, character: str) -> None:
         self._value.append(character)
-        if self._expected is _Expected.VALUE and self._key in ARGUMENTS and self._value[0] == "{":
+        is_argument = self._expected is _Expected.VALUE and self._key in ARGUMENTS and not self._has_all_arguments
+        if is_argument and self._value[0] == "{":
             self._arguments.append(character)
             self._has_arguments = True
 
@@ -119,13 +123,15 @@ class CallScanner:
             name = self._decoded() if self._value[0] == '"' else None
             if name is None or not (self._names is None or name in self._names):
                 self.broken = True
-            else:
+            elif self.name is None:
                 self.name = name
-        elif self._key in ARGUMENTS and self._value[0] != "{":
-            # Some models write the arguments as a text that contains JSON, or null.
-            text = self._decoded() if self._value[0] == '"' else "".join(self._value)
-            self._arguments.append("{}" if text == "null" else text)
-            self._has_arguments = True
+        elif self._key in ARGUMENTS and not self._has_all_arguments:
+            self._has_all_arguments = True
+            if self._value[0] != "{":
+                # Some models write the arguments as a text that contains JSON, or null.
+                text = self._decoded() if self._value[0] == '"' else "".join(self._value)
+                self._arguments.append("{}" if text == "null" else text)
+                self._has_arguments = True
 
     def _decoded(self) -> str:
         """Return the string whose JSON the value is; the scan breaks if there is none that can be sent as UTF-8."""

@@ -105,12 +105,16 @@ class MaskMaker:
     def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[frozenset[int]]) -> bytes:
         """Return one mask for each matcher, concatenated, as `TokenMasks` in engine.proto.
 
-        Each mask lacks the tokens of its entry of `banned`, unless no other token would be left. None, and a matcher
-        with an error, allow every token.
+        Each mask lacks the tokens of its entry of `banned`, unless no other token would be left. None allows every
+        other token, and a matcher with an error every token.
         """
         width = self.row_bytes
         masks = bytearray(b"\xff" * (width * len(matchers)))
         live = [(place, entry) for place, entry in enumerate(matchers) if entry is not None and not entry.error]
+        for place, entry in enumerate(matchers):
+            if entry is None and banned[place]:
+                start = place * width
+                masks[start : start + width] = _without(masks[start : start + width], banned[place])
         if not live:
             return bytes(masks)
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks))

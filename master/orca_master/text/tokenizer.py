@@ -101,6 +101,25 @@ class TextCodec:
         with errors_as(RequestError, "the model's tokenizer fails on this text: "):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the sequences of tokens that are generated for words, at the beginning of a text and behind a space.
+
+        As in vLLM: a word has a sequence behind a space only if the space is a part of its first token. Raises
+        RequestError.
+        """
+        if self._tokenizer is None and words:
+            raise RequestError("bad_words: this model has no tokenizer.json: use logit_bias", "bad_words")
+        sequences = dict[tuple[int, ...], None]()
+        for word in words:
+            plain, spaced = (
+                tuple(self.encode(f"{space}{word.lstrip()}", add_special_tokens=False, name="bad_words"))
+                for space in ("", " ")
+            )
+            sequences[plain] = None
+            if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
+                sequences[spaced] = None
+        return tuple(filter(None, sequences))
+
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
         """Return the text of a complete token sequence, "" without a tokenizer; raise RequestError if it fails."""
         if self._tokenizer is None:
