@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,17 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot
+from matplotlib.backend_bases import FigureCanvasBase
+
+from orca_bench.options import output_file
+
+
+def plot_file(text: str) -> Path:
+    """Return the path of a plot to write (argparse type): its suffix must be a format of matplotlib."""
+    path = output_file(text)
+    if path.suffix.lower().removeprefix(".") not in FigureCanvasBase.filetypes:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end with .svg, .png or another format of matplotlib")
+    return path
 
 
 def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str, path: Path) -> None:

@@ -23,7 +23,7 @@ from orca_bench.circumstances import circumstances
 from orca_bench.client import Outcome
 from orca_bench.open_loop import run
 from orca_bench.options import add_trace_options, output_file, positive, rate, read_requests
-from orca_bench.plot import plot_curves
+from orca_bench.plot import plot_curves, plot_file
 from orca_bench.report import parse_slo, report, table
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals, with_new_prompts
 
@@ -86,9 +86,7 @@ def _parser() -> OneLineParser:
     parser.add_argument(
         "--output", type=output_file, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
-    parser.add_argument(
-        "--plot", type=output_file, metavar="FILE.svg", help="file for a plot of the sweep, .svg or .png"
-    )
+    parser.add_argument("--plot", type=plot_file, metavar="FILE.svg", help="file for a plot of the sweep, .svg or .png")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
 

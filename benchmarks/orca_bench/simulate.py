@@ -27,11 +27,13 @@ from orca_bench.options import (
     refuse_ignored,
 )
 from orca_bench.outcome import Run, figures
-from orca_bench.plot import plot_curves
+from orca_bench.plot import plot_curves, plot_file
 from orca_bench.scheduling import MisfitError, OrcaScheduling, OrcaSetup, Scheduling
 from orca_bench.simulator import simulate
 from orca_bench.traces import TracedRequest, TraceError, with_arrivals
 
+MAX_SLOTS = 2**28
+"""The ledger has a list of all free blocks."""
 IGNORED_BY_BASELINE = ("replicas", "token_budget", "admission", "no_balanced_batches")
 IGNORED_WITH_CALIBRATION = (
     "model",
@@ -144,21 +146,24 @@ def _parser() -> OneLineParser:
         "--output", type=output_file, metavar="FILE.json", help="file for all figures, versions, command and seed"
     )
     parser.add_argument(
-        "--plot", type=output_file, metavar="FILE.svg", help="latency over throughput, a curve per batch size"
+        "--plot", type=plot_file, metavar="FILE.svg", help="latency over throughput, a curve per batch size"
     )
     return parser
 
 
 def _system(arguments: argparse.Namespace) -> tuple[int, int, CostModel, int]:
-    """Return P, T, the cost model, and the number of slots."""
+    """Return P, T, the cost model, and the number of slots; raise MisfitError or CalibrationError."""
     shape, partitions, ranks = TABLE_1[arguments.model]
     if arguments.num_layers or arguments.hidden_size:
         shape = Shape(arguments.num_layers or shape.num_layers, arguments.hidden_size or shape.hidden_size)
     partitions = arguments.pipeline_parallel_size or partitions
     ranks = arguments.tensor_parallel_size or ranks
     roofline = Roofline(HARDWARE[arguments.hardware], shape, partitions, ranks)
+    slots = arguments.kv_slots or roofline.kv_slots()
+    if slots > MAX_SLOTS:
+        raise MisfitError(f"{slots} K/V slots per pipeline: at most {MAX_SLOTS} can be simulated")
     if arguments.calibration is None:
-        return partitions, ranks, roofline, arguments.kv_slots or roofline.kv_slots()
+        return partitions, ranks, roofline, slots
     if arguments.kv_slots is None:
         raise CalibrationError("--calibration needs --kv-slots, because a log does not contain the memory size")
     measured = calibrate(arguments.calibration)

@@ -168,6 +168,7 @@ def test_mistakes_end_with_one_line(stub, tmp_path):
         "none of the columns": [stub, "--trace", str(bad)],
         "(with arrivals) ignores --request-rate": [stub, "--trace", str(timed), "--request-rate", "1"],
         "see --model": ["http://127.0.0.1:9"],
+        "'sweep.txt' does not end with .svg": [stub, "--plot", "sweep.txt"],
     }
     found = outcomes([["bench", "serve", *arguments] for arguments in mistakes.values()])
     for words, (code, errors) in zip(mistakes, found, strict=True):

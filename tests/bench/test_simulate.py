@@ -165,6 +165,10 @@ def test_a_calibrated_system_and_the_baseline(tmp_path, capsys):
             "--calibration ignores --model, --pipeline-parallel-size, --tensor-parallel-size: leave out",
         ),
         (["--input-len", "8", "--output-len", "8"], "--trace paper ignores --input-len, --output-len: leave out"),
+        (["--plot", "sweep.txt"], "'sweep.txt' does not end with .svg, .png or another format of matplotlib"),
+        (["--plot", "sweep"], "argument --plot: 'sweep' does not end with"),
+        (["-pp", "9" * 30], "K/V slots per pipeline: at most 268435456 can be simulated"),
+        (["--kv-slots", "268435457"], "268435457 K/V slots per pipeline: at most"),
     ],
 )
 def test_mistakes_end_with_one_line(options, words, capsys):

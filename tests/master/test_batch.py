@@ -210,6 +210,7 @@ def test_a_server_that_would_refuse_every_request_gets_none(tmp_path, capsys, st
         (("--api-key", "a\nb"), "orca batch: error: --api-key: printable ASCII characters are expected"),
         (("--concurrency", "0"), "is not a whole number from 1 to 1024"),
         (("--concurrency", "5000"), "is not a whole number from 1 to 1024"),
+        (("--url", "http:///v1"), "orca batch: error: --url http:///v1: http:// or https:// and a host are expected"),
     ],
 )
 def test_options_that_are_invalid(tmp_path, capsys, options, words):
@@ -217,6 +218,15 @@ def test_options_that_are_invalid(tmp_path, capsys, options, words):
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path, "http://127.0.0.1:9", *options)
     assert words in capsys.readouterr().err
+
+
+def test_a_url_without_a_scheme_is_one_line(tmp_path, capsys):
+    """No progress bar begins before it."""
+    write_input(tmp_path, 1)
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "127.0.0.1:8000")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "orca batch: error: --url 127.0.0.1:8000: http:// or https:// and a host are expected"
 
 
 def test_an_output_of_another_input_is_not_continued(tmp_path, capsys):

@@ -71,6 +71,20 @@ def test_on_and_off_are_values_of_the_option_that_has_them(text, value, tmp_path
     assert with_config_file(["--config", str(file)]) == [f"--deterministic={value}", "--no-lookahead"]
 
 
+def test_numbers_are_passed_on_as_they_are_written(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("api-key: 0123\nserved-model-name: [3.10, 2026-01-01, 1_000]\nport: 80\nroot-path: ~")
+    expected = ["--api-key=0123", *(f"--served-model-name={name}" for name in ("3.10", "2026-01-01", "1_000"))]
+    assert with_config_file(["--config", str(file)]) == [*expected, "--port=80"]
+
+
+def test_a_list_is_no_model(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("model: [a, b]")
+    with pytest.raises(ConfigurationError, match="'model': a value is expected"):
+        with_config_file(["--config", str(file)], serve_parser(), "model")
+
+
 def test_without_the_option_nothing_changes():
     assert with_config_file(["--port", "1"]) == ["--port", "1"]
 
@@ -82,6 +96,9 @@ def test_without_the_option_nothing_changes():
         (b"\xff", "it is not UTF-8"),
         (b"a: [", "while parsing"),
         (b'host: "a\\0b"', "'host': a zero byte is not allowed"),
+        (b"served-model-name: {a: 1}", "'served-model-name': a value or a list of values is expected"),
+        (b"served-model-name: [[a]]", "'served-model-name': a value or a list of values is expected"),
+        (b"config: base.yaml", "'config': a file cannot name another"),
     ],
 )
 def test_files_that_are_refused(content, words, tmp_path):

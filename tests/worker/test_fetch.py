@@ -312,6 +312,16 @@ def test_a_large_file_that_is_never_read_is_skipped(hub, tmp_path):
     assert present(folder) == {"config.json", "tokenizer.json", "model.safetensors.index.json"}
 
 
+def test_a_file_in_place_of_the_folder(hub, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert fetch(hub, file) == (2, f"orca fetch: error: --into {file}: a folder is expected")
+    code, line = fetch(hub, file / "model")
+    assert code == 1
+    assert line.endswith(f"Not a directory: '{file / 'model'}'")
+    assert file.read_text() == "kept"
+
+
 @pytest.mark.long
 def test_errors_name_the_way_out(hub, tmp_path):
     assert "does not exist, or needs a token: see model.secretRef" in fetch(hub, tmp_path / "a", uri="hf://no/no")[1]

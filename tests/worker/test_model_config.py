@@ -14,7 +14,7 @@ from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
 from support.variants import ONE_PER_FAMILY
-from transformers import MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 CPU = torch.device("cpu")
 
@@ -109,6 +109,19 @@ def test_the_window_of_mistral(copy, value, window):
     assert (
         set(read_model_config(path).windows) == {window} == {MistralConfig.from_pretrained(path).sliding_window or None}
     )
+
+
+@pytest.mark.parametrize("kinds", [["full_attention", *["sliding_attention"] * 4], ["full_attention"] * 5, None])
+def test_the_windows_of_ministral(copy, kinds):
+    """A Mistral with layer_types is a Ministral, as in transformers' AutoConfig."""
+    path = copy("mistral-gqa")
+    edit(path, layer_types=kinds)
+    theirs = AutoConfig.from_pretrained(path)
+    windows = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
+    assert list(read_model_config(path).windows) == windows
+    edit(path, layer_types=["full_attention"] * 4)
+    with pytest.raises(ModelError, match="layer_types has 4 entries, but the model has 5 layers"):
+        read_model_config(path)
 
 
 @pytest.mark.parametrize(

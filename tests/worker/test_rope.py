@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from orca_worker.errors import ModelError
-from orca_worker.rope import RotaryFile, read_rope
+from orca_worker.rope import RotaryFile, inverse_frequencies, read_rope
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
@@ -48,6 +50,28 @@ def test_a_scaling_that_would_drop_the_base_is_refused():
         read_rope(both)
 
 
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8192}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 8192},
+        {"rope_parameters": YARN, "original_max_position_embeddings": 8192},
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **BANDS}, "original_max_position_embeddings": 8192},
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **BANDS, "original_max_position_embeddings": 4096}},
+    ],
+    ids=["dynamic", "yarn, beside", "yarn, both", "llama3, beside", "llama3, among"],
+)
+def test_the_length_before_scaling_is_read_as_in_transformers(fields):
+    """`dynamic` stretches max_position_embeddings; a field beside the parameters overrides theirs."""
+    fields = {**fields, "rope_theta": 5e5}
+    config = LlamaConfig(max_position_embeddings=32768, head_dim=64, **copy.deepcopy(fields))
+    frequencies, _ = inverse_frequencies(read_rope(file_of(**fields)), 64, 32768, torch.device("cpu"))
+    torch.testing.assert_close(frequencies, LlamaRotaryEmbedding(config).inv_freq)
+
+
 @pytest.mark.parametrize(
     ("positions", "scaling", "longest"),
     [
@@ -57,6 +81,7 @@ def test_a_scaling_that_would_drop_the_base_is_refused():
         (2048, {"rope_type": "linear", "factor": 2.5}, 5120),
         (131072, {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 131072),
         (2048, {"rope_type": "default"}, 2048),
+        (4096, {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 2048}, 8192),
     ],
 )
 def test_a_scaling_supports_as_many_positions_as_it_stretches_to(positions, scaling, longest):

@@ -6,6 +6,7 @@ other workers come from the master. With `--start-ranks` the worker starts ranks
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -92,6 +93,13 @@ async def run(
     return 0
 
 
+def _whole(text: str) -> int:
+    """Convert a whole number of at least 0 (argparse type)."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
 def main(argv: list[str]) -> int:
     """Run `orca worker`."""
     parser = OneLineParser(prog="orca worker", description="Runs one worker, which waits for a master.")
@@ -101,7 +109,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--drain-timeout",
-        type=int,
+        type=_whole,
         default=0,
         metavar="SECONDS",
         help="longest wait after SIGTERM for the master to disconnect (0)",
@@ -113,7 +121,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--heartbeat",
-        type=int,
+        type=_whole,
         metavar="FD",
         help="pipe that gets a byte per second as a sign of life; the worker ends with its reader (none)",
     )
@@ -143,8 +151,8 @@ def main(argv: list[str]) -> int:
     if arguments.heartbeat is not None:
         try:
             os.fstat(arguments.heartbeat)
-        except OSError as error:
-            parser.error(f"--heartbeat {arguments.heartbeat}: {error.strerror}: an open file descriptor is expected")
+        except (OSError, OverflowError):
+            parser.error(f"--heartbeat {arguments.heartbeat}: an open file descriptor is expected")
     tls = None
     if not on_unix:
         if not arguments.tls_dir and not arguments.insecure:

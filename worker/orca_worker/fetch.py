@@ -52,8 +52,8 @@ def fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weigh
     `partition` (index, count): only weight files of that inter-layer partition, if the source has an index.
     Raises FetchError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".orca-lock", timeout=LOCK_SECONDS):
             _fetch(source, folder, partition, weights)
     except Timeout as error:
@@ -209,6 +209,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--partition", metavar="I/P", help="weights of inter-layer partition I of P only")
     parser.add_argument("--without-weights", action="store_true", help="configuration and tokenizer only")
     arguments = parser.parse_args(argv)
+    if arguments.into.exists() and not arguments.into.is_dir():
+        parser.error(f"--into {arguments.into}: a folder is expected")
     partition = None
     if arguments.partition is not None:
         numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", arguments.partition)

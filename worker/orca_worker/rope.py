@@ -61,6 +61,7 @@ class RotaryFile(ConfigFile):
     """Fields of every family with rotary positions."""
 
     max_position_embeddings: Count
+    original_max_position_embeddings: Count | None = None
     rope_theta: Base | None = None
     partial_rotary_factor: float | None = None
     rope_parameters: Annotated[RopeFields | None, BeforeValidator(_none_for_false)] = None
@@ -114,7 +115,7 @@ def read_rope(file: RotaryFile) -> Rope:
     rope = Rope(
         type=kind,
         theta=float(parameters.rope_theta or file.rope_theta or THETA),
-        original_max_positions=parameters.original_max_position_embeddings or file.max_position_embeddings,
+        original_max_positions=_original_max_positions(file, parameters),
         factor=float(parameters.factor) if kind != "default" and parameters.factor is not None else 1.0,
         **optional,
     )
@@ -123,6 +124,15 @@ def read_rope(file: RotaryFile) -> Rope:
             f"high_freq_factor {rope.high_freq_factor} is not above low_freq_factor {rope.low_freq_factor}"
         )
     return rope
+
+
+def _original_max_positions(file: RotaryFile, parameters: RopeFields) -> int:
+    """Return the length before scaling; as in transformers, a field beside the parameters overrides theirs.
+
+    `linear` and `dynamic` stretch max_position_embeddings instead.
+    """
+    given = file.original_max_position_embeddings or parameters.original_max_position_embeddings
+    return given if given and parameters.kind in ("llama3", "yarn") else file.max_position_embeddings
 
 
 def _rope_fields(file: RotaryFile) -> RopeFields:

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -146,6 +147,8 @@ def main(argv: list[str]) -> int:
     """Run `orca batch`; exit code 1 if a request was refused or has no answer, 130 after Ctrl-C."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if not re.match(r"https?://[^/]", arguments.url):
+        parser.error(f"--url {arguments.url}: http:// or https:// and a host are expected")
     try:
         return _run(arguments)
     except ConfigurationError as error:

@@ -10,6 +10,8 @@ from orca_master.errors import ConfigurationError
 
 ON_OFF = frozenset({"--deterministic"})
 """Options with the values on and off, which YAML reads as booleans."""
+RESOLVED = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "null", "merge"))
+"""Types of plain scalars. Others are texts, as on a command line: 3.10 is not 3.1, and 0123 not octal."""
 
 
 def with_config_file(
@@ -24,22 +26,10 @@ def with_config_file(
     known, rest = finder.parse_known_args(argv)
     if known.config is None:
         return rest
-    import yaml  # only for this option: every start would pay
-
-    try:
-        values = yaml.safe_load(known.config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"--config {known.config}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--config {known.config}: it is not UTF-8") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config {known.config}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"--config {known.config}: a mapping of option names to values is expected")
     arguments: list[str] = []
     first: list[str] = []
     given = {argument.partition("=")[0] for argument in rest}
-    for name, value in values.items():
+    for name, value in _values(known.config, positional).items():
         if name == positional:
             first = [str(value)]
         else:
@@ -52,6 +42,37 @@ def with_config_file(
         if any(not argument.startswith("-") for argument in unknown):  # a second positional argument
             first = []
     return [*first, *arguments, *rest]
+
+
+def _values(path: Path, positional: str | None) -> dict[object, Any]:
+    """Return the values of the file by option, each a scalar or a list of scalars; raise ConfigurationError."""
+    import yaml  # only for this option: every start would pay
+
+    class Loader(yaml.SafeLoader):
+        """The resolvers of a loader belong to its class."""
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in RESOLVED]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except OSError as error:
+        raise ConfigurationError(f"--config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config {path}: it is not UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"--config {path}: a mapping of option names to values is expected")
+    for name, value in values.items():
+        entries = value if isinstance(value, list) and name != positional else [value]
+        if any(isinstance(entry, dict | list) for entry in entries):
+            kind = "a value" if name == positional else "a value or a list of values"
+            raise ConfigurationError(f"--config {path}: {str(name)!a}: {kind} is expected")
+        if name == "config":
+            raise ConfigurationError(f"--config {path}: 'config': a file cannot name another")
+    return values
 
 
 def _as_arguments(name: str, value: Any) -> list[str]:

@@ -18,7 +18,7 @@ from orca_worker.config_schema import MAX_HEADS, Heads
 from orca_worker.errors import ModelError
 from orca_worker.models.family import ModelPartition, Named
 from orca_worker.models.llama import LlamaAttention, LlamaConfig, LlamaFields, LlamaMlp, LlamaPartition
-from orca_worker.models.llama_relatives import LayerTypes, Window
+from orca_worker.models.llama_relatives import LayerTypes, Window, windows_of
 from orca_worker.residual import Residual
 
 if TYPE_CHECKING:
@@ -63,11 +63,9 @@ class Gemma2File(LlamaFields):
         self.require("use_bidirectional_attention", False)
         layers = self.num_hidden_layers
         kinds = self.layer_types or [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)]
-        if len(kinds) != layers:
-            raise ModelError(f"layer_types has {len(kinds)} entries, but the model has {layers} layers")
+        windows = windows_of(kinds, layers, self.sliding_window)
         if not self.sliding_window and "sliding_attention" in kinds:
             raise ModelError("sliding_window is 0 or null, but some of the layers have sliding_attention")
-        windows = tuple(self.sliding_window if kind == "sliding_attention" else None for kind in kinds)
         return Gemma2Config(
             **self.facts("gemma2") | {"windows": windows},
             qkv_bias=self.attention_bias,

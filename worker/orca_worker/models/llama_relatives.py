@@ -5,6 +5,7 @@ Sources: Jiang et al., 2023 (Mistral); Yang et al., 2024 (Qwen2) and 2025 (Qwen3
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -19,15 +20,32 @@ Window = Annotated[int, Field(ge=0, le=MAX_COUNT), BeforeValidator(whole)]
 """Tokens that a token with a sliding window sees, itself included; 0: all before it."""
 
 
+def windows_of(kinds: Sequence[str], layers: int, window: int | None) -> tuple[int | None, ...]:
+    """Return the window of each layer by `layer_types`; raise ModelError if their number is not that of the layers."""
+    if len(kinds) != layers:
+        raise ModelError(f"layer_types has {len(kinds)} entries, but the model has {layers} layers")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
 class MistralFile(LlamaFields):
-    """config.json of Mistral: all layers have the sliding window; null and 0 are none."""
+    """config.json of Mistral: layers have the sliding window, with layer_types (Ministral) those that it names; null
+    and 0 are none.
+    """
 
     sliding_window: Window = 4096
+    layer_types: LayerTypes | None = None
     off_if_null: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unused_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """Drop layer_types without a window: its value may be invalid."""
+        return {name: value for name, value in raw.items() if name != "layer_types" or raw.get("sliding_window", 4096)}
 
     def config(self) -> LlamaConfig:
         """See ConfigFile."""
-        windows = (self.sliding_window or None,) * self.num_hidden_layers
+        kinds = self.layer_types or ["sliding_attention"] * self.num_hidden_layers
+        windows = windows_of(kinds, self.num_hidden_layers, self.sliding_window or None)
         return LlamaConfig(**self.facts("mistral") | {"windows": windows})
 
 
@@ -57,9 +75,7 @@ class QwenFields(LlamaFields):
         if not window:
             return (None,) * layers
         if self.layer_types:
-            if len(self.layer_types) != layers:
-                raise ModelError(f"layer_types has {len(self.layer_types)} entries, but the model has {layers} layers")
-            return tuple(window if kind == "sliding_attention" else None for kind in self.layer_types)
+            return windows_of(self.layer_types, layers, window)
         return tuple(window if layer >= self.max_window_layers else None for layer in range(layers))
 
 

@@ -1,0 +1,21 @@
+"""The command line of `orca worker`: a mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+from orca_worker.cli import main
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--drain-timeout=-1", "argument --drain-timeout: '-1' is not a whole number of at least 0"),
+        ("--heartbeat=-1", "argument --heartbeat: '-1' is not a whole number of at least 0"),
+        ("--heartbeat=4321", "--heartbeat 4321: an open file descriptor is expected"),
+        ("--heartbeat=99999999999", "--heartbeat 99999999999: an open file descriptor is expected"),
+    ],
+)
+def test_a_number_that_cannot_be(option, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--listen", "unix:/nowhere", option])
+    assert capsys.readouterr().err == f"orca worker: error: {words}\n"
