@@ -92,8 +92,10 @@ CONFIGURATIONS = {
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
     "gemma2": "Gemma2Config",
+    "ministral": "MinistralConfig",
 }
 SOME_LAYERS_SLIDE = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 3}
+TURNS = ["full_attention", *["sliding_attention", "full_attention"] * 2]
 CAPPED = {
     "sliding_window": 24,
     "query_pre_attn_scalar": 40,
@@ -115,10 +117,11 @@ VARIANTS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3-head80": lambda: llama_like("qwen3", 4, 80, tied=False, attention_bias=True),
     "gemma2-gqa-tied": lambda: llama_like("gemma2", 2, 64, tied=True, **CAPPED),
     "gemma2-head80": lambda: llama_like("gemma2", 4, 80, tied=False, attention_bias=True, **CAPPED),
+    "mistral-alternating": lambda: llama_like("ministral", 2, 64, tied=False, sliding_window=24, layer_types=TURNS),
 }
 """Two of each family: GQA 8/2 and MHA, head dimension 64 and 80, head tied and untied, 5 layers; 211 is prime.
 
-And one with the names of Qwen3-Embedding's tensors.
+And one with the names of Qwen3-Embedding's tensors, and one of Ministral, which is Mistral with `layer_types`.
 """
 
 

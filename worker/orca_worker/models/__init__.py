@@ -15,5 +15,6 @@ FAMILIES: dict[str, type[ConfigFile]] = {
     "Qwen2ForCausalLM": Qwen2File,
     "Qwen3ForCausalLM": Qwen3File,
     "Gemma2ForCausalLM": Gemma2File,
+    "MinistralForCausalLM": MistralFile,
 }
 """Architecture → schema of the family's config.json, whose `config` gives the family's ModelConfig."""
