@@ -68,7 +68,7 @@ def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]
     masks = tokens = 0.0
     for _ in range(num_tokens):
         begin = time.process_time()  # masks are computed on threads of llguidance
-        mask = maker.masks([matcher], [frozenset()])
+        mask = maker.masks([matcher], [()])
         masks += time.process_time() - begin
         bits = int.from_bytes(mask, "little")
         token = rng.choice([token for token in range(tokenizer.vocab_size) if bits >> token & 1])

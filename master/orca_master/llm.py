@@ -217,11 +217,7 @@ class LLM:
         return self.generate(self._loop.run(self._rendered(bodies)), sampling_params, model, use_tqdm=use_tqdm)
 
     def embed(
-        self,
-        prompts: str | PromptDictionary | Sequence[Prompt],
-        model: str | None = None,
-        *,
-        use_tqdm: UseTqdm = True,
+        self, prompts: str | PromptDictionary | Sequence[Prompt], model: str | None = None, *, use_tqdm: UseTqdm = True
     ) -> list[EmbeddingRequestOutput]:
         """Return a vector of length 1 for each prompt, in order. Raises as `generate`."""
         self._check(model)
@@ -274,7 +270,8 @@ class LLM:
 
     def _generation(self, prompt: list[int], sampling: SamplingParams, model: str | None) -> Generation:
         body = request_of(sampling, model)
-        room = max(1, self._endpoint.engine.status.longest - len(prompt))  # 1: the engine refuses the prompt's length
+        left = self._endpoint.engine.status.longest - len(prompt)
+        room = left if left > 0 else max(1, body.min_tokens)  # the engine refuses the prompt's length
         most = room if sampling.max_tokens is None else body.max_tokens
         check_min_tokens(body, most, ROOM if sampling.max_tokens is None else "max_tokens")
         return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)

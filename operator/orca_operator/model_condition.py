@@ -27,7 +27,7 @@ def model_ready(spec: Spec, view: View, revision: str, desired: int, reason: str
             return False, diagnosis.reason.value, diagnosis.message
     workers = view.observed.pods(names.WORKER, revision)
     if desired and model_source(spec).fetched and not any(map(_has_fetched, workers)):
-        return False, reason, f"no worker has downloaded {spec.model.uri} yet"
+        return False, reason, f"no worker pod that exists has downloaded {spec.model.uri}"
     return True, "Present", spec.model.uri
 
 

@@ -208,12 +208,13 @@ def restarts(pod: Object) -> int:
 def version(live: Mapping[str, Any]) -> str:
     """Return a value that changes with the object's content, but not with its status alone.
 
-    A generation is that of the spec: labels do not change it, and an object that replaces another has generation 1 too.
+    A generation is that of the spec: labels and owners do not change it, and an object that replaces another has
+    generation 1 too.
     """
     metadata = live["metadata"]
     if "generation" not in metadata and "status" not in live:
         return f"r{metadata['resourceVersion']}"
-    content: dict[str, Any] = {key: metadata.get(key) for key in ("uid", "generation", "labels")}
+    content: dict[str, Any] = {key: metadata.get(key) for key in ("uid", "generation", "labels", "ownerReferences")}
     if "generation" not in metadata:  # an HPA, whose status changes with every value of a metric
-        content |= {key: metadata.get(key) for key in ("annotations", "ownerReferences")} | {"spec": live.get("spec")}
+        content |= {"annotations": metadata.get("annotations"), "spec": live.get("spec")}
     return json.dumps(content, sort_keys=True)

@@ -253,7 +253,7 @@ class Reconciler:
     async def _name_failure(self, key: Key, deployment: _Deployment, failure: ClusterError) -> None:
         """Set FullyApplied to False for a pass that the API server has failed, if it stores at least that."""
         resource, parts = self.store.deployment(key), deployment.parts
-        if resource is None or parts is None:
+        if resource is None or parts is None or resource["metadata"]["uid"] != parts.uid:
             return
         generation = int(resource["metadata"]["generation"])
         status = with_failure(resource.get("status") or {}, str(failure), generation, self._clock())

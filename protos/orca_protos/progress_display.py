@@ -19,7 +19,7 @@ Show = Callable[[int, int], None]
 @contextlib.contextmanager
 def progress_display(title: str, unit: str, stream: TextIO, write_line: Callable[[str], None]) -> Iterator[Show]:
     """Yield what shows progress: a bar on `stream` if that is a terminal, removed at the end, else `write_line`."""
-    if not stream.isatty():
+    if not _is_terminal(stream):
         yield ProgressLines(title, unit, write_line).show
         return
     bar = ProgressBar(title, unit, stream)
@@ -27,6 +27,14 @@ def progress_display(title: str, unit: str, stream: TextIO, write_line: Callable
         yield bar.show
     finally:
         bar.close()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """Return False also for a closed stream, and for an object that a program has put in place of stderr."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 class ProgressBar:

@@ -124,6 +124,25 @@ def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
     assert (tmp_path / "out").read_bytes() == whole
 
 
+def test_a_part_of_a_line_that_could_not_be_removed_is_removed_before_the_next(tmp_path, monkeypatch):
+    answers = opened(tmp_path)
+    asyncio.run(answers.add_error(0, "a", "x", "y"))
+    write = os.write
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]) if len(data) > 60 else full())
+    monkeypatch.setattr(os, "ftruncate", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            asyncio.run(answers.add_error(1, "b" * 10, "x" * 20, "y"))
+    monkeypatch.undo()
+    asyncio.run(answers.add_error(1, "b", "x", "y"))
+    answers.close()
+    assert [json.loads(line)["custom_id"] for line in (tmp_path / "err").read_bytes().splitlines()] == ["a", "b"]
+
+
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, monkeypatch, written):
     room = Shares(1 << 20, "no room")

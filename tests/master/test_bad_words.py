@@ -55,7 +55,21 @@ def test_a_word_has_tokens_at_the_beginning_and_behind_a_space(tmp_path):
     assert codec.bad_words(["cat"]) == codec.bad_words([" cat", "cat"]) == ((5,), (6,))
     assert codec.bad_words(["cat!"]) == ((5, 8), (6, 8))
     assert codec.bad_words(["s", "x"]) == ((7,),), "behind a space it has a token more; x has no token"
+    assert codec.bad_words(["at"]) == ((1, 2),), "behind a space the same tokens follow that of the space"
+    assert codec.bad_words(["t" * 64]) == ((2,) * 64,)
+    with pytest.raises(RequestError, match=r"bad_words: 't+' has more than 64 tokens: name a part of it"):
+        codec.bad_words(["t" * 65])
     assert codec.bad_words([]) == ()
+
+
+def test_a_word_that_has_fewer_tokens_behind_a_space(tmp_path):
+    names = ["c", "a", "t", "\u0120", "\u0120c", "\u0120ca", "\u0120cat"]
+    merges = [("\u0120", "c"), ("\u0120c", "a"), ("\u0120ca", "t")]
+    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    assert TextCodec(tmp_path).bad_words(["cat"]) == ((0, 1, 2), (6,))
 
 
 def test_words_need_a_tokenizer(tmp_path):

@@ -229,6 +229,12 @@ def test_a_url_without_a_scheme_is_one_line(tmp_path, capsys):
     assert line == "orca batch: error: --url 127.0.0.1:8000: http:// or https:// and a host are expected"
 
 
+def test_the_scheme_of_a_url_has_any_case(tmp_path):
+    write_input(tmp_path, 1)
+    with server(ok) as (url, _):
+        assert run(tmp_path, url.replace("http", "HTTP")) == 0
+
+
 def test_an_output_of_another_input_is_not_continued(tmp_path, capsys):
     write_input(tmp_path, 3)
     with server(ok) as (url, _):

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from orca_master.batches import batch_store
+from orca_master.batches import batch_run, batch_store
 from orca_master.batches.answer_files import AnswerFile, AnswerFiles
 from orca_master.batches.input_lines import InputLines
 from orca_master.endpoint.api_keys import digest
@@ -293,7 +293,9 @@ def test_a_batch_waits_for_room_for_its_answers_and_keeps_no_other_key_waiting(s
     play(made, scene)
 
 
-@pytest.mark.parametrize(("written", "status"), [("answer", "in_progress"), ("record", "validating")])
+@pytest.mark.parametrize(
+    ("written", "status"), [("answer", "in_progress"), ("record", "validating"), ("file", "in_progress")]
+)
 def test_a_batch_waits_while_the_disk_is_full(server, monkeypatch, written, status):
     """The lines of a day are not lost because somebody else has filled the disk for a minute."""
     monkeypatch.setattr("orca_master.batches.batch_run.FIRST_WAIT_SECONDS", 0.01)
@@ -312,6 +314,8 @@ def test_a_batch_waits_while_the_disk_is_full(server, monkeypatch, written, stat
 
     if written == "answer":
         monkeypatch.setattr(os, "write", unless_full(os.write, lambda _, data: b"batch_req" in bytes(data)))
+    elif written == "file":
+        monkeypatch.setattr(batch_run, "AnswerFiles", unless_full(batch_run.AnswerFiles, lambda *_: True))
     else:
         is_begun = lambda _, fields: fields["status"] == "in_progress"  # noqa: E731
         monkeypatch.setattr(batch_store, "write_record", unless_full(batch_store.write_record, is_begun))

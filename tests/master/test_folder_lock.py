@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 
@@ -94,3 +95,26 @@ def test_the_event_loop_runs_while_the_folder_is_opened(tmp_path, cancelled):
             assert await opening == "opened"
 
     asyncio.run(run())
+
+
+def test_an_error_after_the_wait_was_cancelled_is_not_logged(caplog):
+    began, goes_on = threading.Event(), threading.Event()
+
+    def refuse() -> int:
+        began.set()
+        assert goes_on.wait(60)
+        raise ConfigurationError("no folder")
+
+    async def run() -> None:
+        opening = asyncio.create_task(when_free(refuse, 0))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.sleep(0.01)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(run())
+    gc.collect()
+    assert not caplog.records

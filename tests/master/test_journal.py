@@ -423,6 +423,29 @@ def _no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
+def test_requests_that_wait_for_their_turn_are_not_counted(tmp_path, monkeypatch):
+    """The master may die of the request before them, whose tokens it decodes."""
+    journal = Journal(tmp_path / "j", MODEL)
+    for name in "ab":
+        number = journal.accept(Accepted(name, "completions", {}, [array("I", [1])], 1_000, None, 1, 1, ""))
+        for _ in range(500):
+            journal.note(number, Token(0, 5))
+    journal.close()
+
+    async def life() -> list[int]:
+        journal = Journal(tmp_path / "j", MODEL)
+        resumable = ResumableRequests(journal, idle_generator(tmp_path), 60, NO_ADAPTERS)
+        requests = [found for name in "ab" if (found := resumable.find(name, "")) is not None]
+        assert resumable.resume() == 2
+        for _ in range(4):
+            await asyncio.sleep(0)
+        journal.failure = "killed: nothing more is written"
+        await resumable.close()
+        return [request.num_resumed for request in requests]
+
+    assert [asyncio.run(life()) for _ in range(2)] == [[1, 0], [2, 0]]
+
+
 def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
     """Also one that ends them before its first token; a token of a later life begins the count anew."""
 
@@ -431,7 +454,8 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
         journal = Journal(tmp_path / "j", MODEL)
         resumable = ResumableRequests(journal, generator, 60, NO_ADAPTERS)
         assert resumable.resume() == wants
-        await asyncio.sleep(0)
+        for _ in range(20):  # all have their turn
+            await asyncio.sleep(0)
         requests = [found for name in ("a", "b") if (found := resumable.find(name, "")) is not None]
         if killed:
             journal.failure = "killed: nothing more is written"

@@ -76,6 +76,14 @@ def test_without_a_limit_an_answer_has_the_room_after_the_prompt(prompt, max_tok
     assert scripted.engine.submissions[0].max_gen_tokens == most
 
 
+def test_the_engine_refuses_a_prompt_that_is_too_long_whatever_min_tokens_is(llm, scripted):
+    """The error must not name a room for the answer that is negative."""
+    llm.generate("a" * 10_000, SamplingParams(max_tokens=None, min_tokens=5))
+    assert len(scripted.engine.submissions[0].prompt) == 10_000
+    with pytest.raises(RequestError, match=r"^min_tokens: 5 exceeds the room that the prompt leaves in the context, 1"):
+        llm.generate("a" * 9_999, SamplingParams(max_tokens=None, min_tokens=5))
+
+
 def test_parameters_for_each_prompt(llm):
     with pytest.raises(RequestError, match=r"^sampling_params: 0 for 2 prompts$"):
         llm.generate(["a", "b"], [])

@@ -12,6 +12,7 @@ from orca_master.endpoint.response_answer import ResponseAnswer
 from orca_master.endpoint.response_objects import begun_response
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.text.reasoning import ReasoningParser
+from orca_master.text.tool_calls import FORMATS, ToolCallParser
 
 
 def answer(parser: AnswerParser | None = None) -> ResponseAnswer:
@@ -52,6 +53,17 @@ def test_a_response_that_was_cut():
     assert (response["status"], response["completed_at"]) == ("incomplete", None)
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["output"][0]["status"] == "incomplete"
+
+
+def test_a_call_that_ends_within_itself_is_incomplete():
+    """The model, or a stop string, has ended the answer: nobody should make a call with a part of its arguments."""
+    for end, status in (('{"x": ', "incomplete"), ('{"x": 1}}', "completed")):
+        state = answer(AnswerParser(None, ToolCallParser(FORMATS["hermes"], {"add"})))
+        state.feed(piece('<tool_call>{"name": "add", "arguments": '))
+        state.feed(piece(end, "stop"))
+        state.end()
+        (call,) = state.response["output"]
+        assert (call["type"], call["status"], state.response["status"]) == ("function_call", status, "completed")
 
 
 def test_a_response_that_failed_has_what_was_generated():

@@ -35,7 +35,7 @@ def test_fields_have_the_names_of_the_body():
 )  # fmt: skip
 def test_every_value_survives_the_message(sampling):
     message = pb.Sampling()
-    sampling.fill(message)
+    sampling.fill_all(message)
     sampling.check()
     assert sampling_of(pb.Sampling.FromString(message.SerializeToString())) == sampling
 
@@ -51,8 +51,8 @@ def test_a_wrong_value_is_named_as_in_the_api():
 def test_a_bad_word_has_tokens_of_32_bits():
     with pytest.raises(RequestError, match="bad_words: a word has no tokens"):
         SamplingParameters(bad_words=((1,), ())).check()
-    with pytest.raises(ValueOutOfRangeError, match="bad_words: 4294967296 is not between 0 and 4294967295"):
-        SamplingParameters(bad_words=((1, 2**32),)).fill(pb.Sampling())
+    with pytest.raises(ValueOutOfRangeError, match="bad_words: a token id is not between 0 and 4294967295"):
+        SamplingParameters(bad_words=((1, 2**32),)).fill_all(pb.Sampling())
 
 
 def test_a_bias_without_value_is_refused():

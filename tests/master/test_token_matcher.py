@@ -16,7 +16,8 @@ from tokenizers import models
 
 VOCABULARY = 300
 TOKENIZER = ll_tokenizer(VOCABULARY)
-NOTHING: frozenset[int] = frozenset()
+NOTHING: tuple[frozenset[int], ...] = ()
+ALL = ((1 << VOCABULARY) - 1).to_bytes(40, "little")
 
 
 def made(text: str, after: str = "", kind: GrammarKind = GrammarKind.REGEX) -> TokenMatcher:
@@ -51,15 +52,28 @@ def test_masks_of_several_requests_are_concatenated_and_none_allows_all():
     assert maker.row_bytes == 40
     first, second, third = (masks[start : start + 40] for start in (0, 40, 80))
     assert (allowed(first), allowed(third)) == ({"x"}, {"y"})
-    assert second == b"\xff" * 40
+    assert second == ALL
 
 
 def test_banned_tokens_are_left_out_unless_they_are_all():
     maker, banned = MaskMaker(VOCABULARY), frozenset({END, *tokens_of("c"), VOCABULARY + 1000})
     entries = [made("abc?", "ab"), made("ab[cd]?", "ab")]
-    masks = maker.masks(entries, [banned, banned])
+    masks = maker.masks(entries, [(banned,), (banned,)])
     assert allowed(masks[:40]) == {"c", "<end>"}, "nothing else is left"
     assert allowed(masks[40:]) == {"d"}
+
+
+def test_each_set_of_banned_tokens_counts_by_itself():
+    """An answer that is too short to end is no reason for a bad word that can be avoided."""
+    (mask,) = [MaskMaker(VOCABULARY).masks([made("abc?", "ab")], [(frozenset(tokens_of("c")), frozenset({END}))])]
+    assert allowed(mask) == {"<end>"}
+
+
+def test_without_a_grammar_the_last_token_of_a_vocabulary_is_not_banned():
+    """What fills the last word of a mask is no token."""
+    maker = MaskMaker(10)
+    (mask,) = [maker.masks([None], [(frozenset(range(9)), frozenset({9}))])]
+    assert int.from_bytes(mask, "little") == 1 << 9
 
 
 def test_an_end_of_sequence_completes_a_grammar_that_may_end():
@@ -86,7 +100,7 @@ def test_a_token_that_the_grammar_does_not_allow_is_an_error_and_its_mask_allows
     assert not entry.is_complete
     assert entry.error.startswith("the grammar is too complex, or it allows no answer: ")
     entry.accept(tokens_of("a")[0])
-    assert MaskMaker(VOCABULARY).masks([entry], [NOTHING]) == b"\xff" * 40
+    assert MaskMaker(VOCABULARY).masks([entry], [NOTHING]) == ALL
 
 
 def test_a_character_that_the_vocabulary_lacks_is_an_error_not_a_wrong_answer():
@@ -177,7 +191,7 @@ def test_long_strings_of_a_bounded_length_are_answered_whole_by_answers_with_own
     assert made.generation == 1
     later = TokenMatcher(made, (END,))
     for token in tokens_of('{"k":"a'):
-        assert maker.masks([later], [NOTHING]) != b"\xff" * 40
+        assert maker.masks([later], [NOTHING]) != ALL
         later.accept(token)
     assert later.error == ""
 

@@ -127,6 +127,30 @@ def test_an_answer_that_ends_within_a_call_does_not_end_with_calls(end, ends_wit
     assert not parser.ends_with_calls
     parser.feed(end, last=True)
     assert parser.ends_with_calls is ends_with_calls
+    assert parser.is_within_call is not ends_with_calls
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_an_answer_of_each_format_that_is_cut_within_a_call(form):
+    begin = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS][", "llama3_json": ""}[form]
+    for by_characters in (False, True):
+        parser = ToolCallParser(FORMATS[form], NAMES)
+        text = begin + '{"name": "add", "arguments": {"x": 1'
+        for piece in text if by_characters else [text]:
+            parser.feed(piece)
+        parser.feed("", last=True)
+        assert (parser.num_calls, parser.ends_with_calls, parser.is_within_call) == (1, False, True)
+
+
+def test_a_call_without_its_last_brace_ends_at_its_closing():
+    answer = '<tool_call>{"name": "add", "arguments": {"x": 1}\n</tool_call>\nDone.'
+    for pieces in ([answer], list(answer)):
+        parser, content, arguments = ToolCallParser(FORMATS["hermes"], NAMES), "", ""
+        for index, piece in enumerate(pieces):
+            parsed = parser.feed(piece, last=index == len(pieces) - 1)
+            content += parsed.content
+            arguments += "".join(call.arguments for call in parsed.calls)
+        assert (content, arguments) == ("\nDone.", '{"x": 1}')
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))

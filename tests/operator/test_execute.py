@@ -466,6 +466,13 @@ def test_the_status_of_an_hpa_is_no_change_of_it():
     assert len({version(second), version(edited), version(relabelled)}) == 3
 
 
+def test_owners_that_another_client_removes_are_a_change():
+    """They do not change the generation."""
+    owned = {**HPA, "metadata": {**HPA["metadata"], "generation": 1, "ownerReferences": [{"uid": "u"}]}}
+    orphan = {**owned, "metadata": {**owned["metadata"], "ownerReferences": []}}
+    assert version(owned) != version(orphan)
+
+
 # -- pods on lost nodes ------------------------------------------------------------------------------------------------
 
 

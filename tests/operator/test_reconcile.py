@@ -225,6 +225,33 @@ def test_a_pass_that_fails_is_logged_and_tried_again(error, line, caplog, monkey
     assert [record.getMessage() for record in caplog.records if "next pass" in record.getMessage()] == [line] * 3
 
 
+def test_a_failure_of_an_earlier_deployment_is_not_written_to_its_successor():
+    """The successor of its name can be created while a pass over the earlier one fails."""
+
+    class Failing(Api):
+        num_failures = 0
+
+        def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+            self.num_failures += 1
+            if self.num_failures == 2:  # the first is not named
+                assert self.resource is not None
+                successor = {**self.resource, "metadata": {**self.resource["metadata"], "uid": "another"}}
+                assert self.reconciler is not None
+                self.reconciler.store.update_deployment(successor, deleted=False)
+            raise ClusterError(503, "etcd is down")
+
+    async def run() -> None:
+        api = Failing(merged(MINIMAL, tls={"mode": "off"}))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="etcd is down"):
+                await reconciler.run_pass(KEY_OF_DEMO)
+        assert (api.num_failures, api.statuses) == (2, [])
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_one_deployment_that_hangs_holds_no_other_up():
     """Each has a task of its own, and calls to the API server run in threads."""
     released = threading.Event()

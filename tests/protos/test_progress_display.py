@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from orca_protos.progress_display import LINE_SECONDS, ProgressLines, progress_display
@@ -38,6 +39,16 @@ def test_the_bar_of_work_that_never_began_is_not_drawn():
     with progress_display("loading", "MiB", terminal, print):
         pass
     assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize("stream", ["closed", "no file"])
+def test_a_stream_that_cannot_say_whether_it_is_a_terminal_gets_no_bar(stream):
+    """A program may put an object with `write` alone in the place of stderr, or close it."""
+    given: Any = io.StringIO() if stream == "closed" else object()
+    if stream == "closed":
+        given.close()
+    with progress_display("loading", "MiB", given, print) as show:
+        show(0, 200)
 
 
 def test_short_work_writes_nothing():

@@ -15,7 +15,7 @@ from orca_worker.cli import main
         ("--heartbeat=99999999999", "--heartbeat 99999999999: an open file descriptor is expected"),
     ],
 )
-def test_a_number_that_cannot_be(option, words, capsys):
+def test_a_number_that_cannot_be(tmp_path, option, words, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["--listen", "unix:/nowhere", option])
+        main(["--listen", f"unix:{tmp_path}/socket", option])
     assert capsys.readouterr().err == f"orca worker: error: {words}\n"

@@ -147,12 +147,12 @@ def main(argv: list[str]) -> int:
         parser.error(f"--tls-dir {arguments.tls_dir}: --listen {arguments.listen} is a Unix socket, which has no TLS")
     if not on_unix and not (host and number.isdecimal() and 0 < int(number) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
-    configure_logging(arguments.log_format, arguments.log_level)
     if arguments.heartbeat is not None:
         try:
             os.fstat(arguments.heartbeat)
         except (OSError, OverflowError):
             parser.error(f"--heartbeat {arguments.heartbeat}: an open file descriptor is expected")
+    configure_logging(arguments.log_format, arguments.log_level)
     tls = None
     if not on_unix:
         if not arguments.tls_dir and not arguments.insecure:

@@ -68,7 +68,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
         message.stop_token_ids.extend(submission.stop_token_ids)
     except ValueError as error:
         raise ValueOutOfRangeError("stop_token_ids", "a token id does not fit into 64 bits") from error
-    submission.sampling.fill(message.sampling)
+    submission.sampling.fill_all(message.sampling)
     if (grammar := submission.grammar) is not None:
         message.grammar.kind = _GRAMMARS[grammar.kind]
         message.grammar.text, message.grammar.field = text(grammar.text, len(grammar.text)), grammar.field

@@ -33,6 +33,8 @@ class AnswerFile:
         """Numbers of the answered lines."""
         self.num_dropped = 0
         """Bytes of the unfinished line that was removed."""
+        self._is_torn = False
+        """True if a part of a line could not be removed: the disk was full for that, too."""
         self._threads, self._room, self._owner = threads, room, owner
         self._turn = asyncio.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -68,15 +70,22 @@ class AnswerFile:
                     self._room.add(self._owner, -len(line))
 
     def _append(self, number: int, line: bytes) -> None:
+        if self._is_torn:
+            self._remove_part()
         try:
             left = memoryview(line)
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError:
-            os.ftruncate(self._descriptor, self.num_bytes)
+            self._is_torn = True
+            self._remove_part()
             raise
         self.num_bytes += len(line)
         self.numbers.add(number)
+
+    def _remove_part(self) -> None:
+        os.ftruncate(self._descriptor, self.num_bytes)
+        self._is_torn = False
 
     def sync(self) -> None:
         """Return when all lines are on the disk; called on a thread."""

@@ -13,7 +13,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from orca_master.batches.answer_files import AnswerFiles
 from orca_master.batches.batch_store import BatchStore
@@ -37,6 +37,7 @@ END_SECONDS = 15.0
 """Between attempts to store the end of a batch."""
 FILES_PER_BATCH = 2
 """Of answers and of errors."""
+Written = TypeVar("Written")
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk that has room again when somebody has deleted files."""
 
@@ -107,7 +108,8 @@ class BatchRun:
             raise RequestError("input_file_id: the file no longer exists")
         await self._with_room(lambda: self._batches.enter(batch, "in_progress", ("validating",)))
         paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
-        answers = await threads.run(AnswerFiles, batch.id, *paths, threads, self._files.room, batch.owner)
+        opened = functools.partial(AnswerFiles, batch.id, *paths, threads, self._files.room, batch.owner)
+        answers = await self._with_room(lambda: threads.run(opened))
         try:
             self._files.room.add(batch.owner, -answers.output.num_dropped - answers.errors.num_dropped)
             self._count(answers)
@@ -207,16 +209,15 @@ class BatchRun:
             add = functools.partial(answers.add_response, line.number, line.custom_id, *answer)
         await self._with_room(add)
 
-    async def _with_room(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Await `write`; while the files of the batch's key, those of all, or the disk leave no room for it, try again.
+    async def _with_room(self, write: Callable[[], Awaitable[Written]]) -> Written:
+        """Return what `write` returns; while the batch's key, all files, or the disk leave no room for it, try again.
 
         Raises the other errors of the disk.
         """
         wait = FIRST_WAIT_SECONDS
         while True:
             try:
-                await write()
-                return
+                return await write()
             except (RequestError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in FULL:
                     raise

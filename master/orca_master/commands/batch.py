@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
     """Run `orca batch`; exit code 1 if a request was refused or has no answer, 130 after Ctrl-C."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if not re.match(r"https?://[^/]", arguments.url):
+    if not re.match(r"https?://[^/]", arguments.url, re.IGNORECASE):
         parser.error(f"--url {arguments.url}: http:// or https:// and a host are expected")
     try:
         return _run(arguments)

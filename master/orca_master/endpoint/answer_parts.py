@@ -42,6 +42,10 @@ class CallParser(Protocol):
     def ends_with_calls(self) -> bool:
         """True if the finish reason of an answer that ends here by itself is its calls."""
 
+    @property
+    def is_within_call(self) -> bool:
+        """True if the arguments of a call have begun and not ended."""
+
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return what the next characters are; with `last`, also text that was held back."""
 
@@ -67,6 +71,11 @@ class AnswerParser:
     def ends_with_calls(self) -> bool:
         """See CallParser."""
         return self._tools is not None and self._tools.ends_with_calls
+
+    @property
+    def is_within_call(self) -> bool:
+        """See CallParser."""
+        return self._tools is not None and self._tools.is_within_call
 
     def feed(self, text: str, last: bool) -> Parts:
         """Return the parts of the next characters; with `last`, also text that was held back."""

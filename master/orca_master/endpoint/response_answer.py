@@ -75,7 +75,8 @@ class ResponseAnswer:
     def end(self) -> list[Event]:
         """Complete the response after the last piece; return the last events."""
         status: Status = "completed" if self._is_complete else "incomplete"
-        events = self._output.end(status)
+        is_whole = self._is_complete and not self._parser.is_within_call
+        events = self._output.end("completed" if is_whole else "incomplete")
         self.response = self._ended()
         self.response["status"] = status
         if self._is_complete:

@@ -121,10 +121,6 @@ class ResumableRequests:
             if request.num_resumed >= MAX_RESUMES:
                 request.end(f"{request.num_resumed} masters have ended since the request's last token")
         waiting = [request for request in unfinished if request.ended is None]
-        for request in waiting:
-            request.num_resumed += 1
-        if waiting:
-            self._journal.resume([request.number for request in waiting if request.number is not None])
         self._waiting.update(waiting)
         self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
@@ -158,6 +154,7 @@ class ResumableRequests:
                 await self._continue(request)
             return
         name = accepted.adapter.name
+        self._note_attempt(request)  # to load an adapter may crash the master, too
         try:
             with self._generator.activity.one():
                 holding = self._adapters.held(accepted.owner, accepted.adapter, accepted.deadline)
@@ -171,9 +168,17 @@ class ResumableRequests:
         finally:
             self._waiting.discard(request)
 
+    def _note_attempt(self, request: ResumableRequest) -> None:
+        """Count this attempt, also in the journal; requests that wait for their turn have none."""
+        request.num_resumed += 1
+        if request.number is not None:
+            self._journal.resume([request.number])
+
     async def _continue(self, request: ResumableRequest) -> None:
         try:
             async with self._turn:
+                if request.accepted.adapter is None:
+                    self._note_attempt(request)
                 generation = request.generation(self._generator)
                 choices = await request.unfinished(generation)
         except asyncio.CancelledError:  # the server stops

@@ -69,16 +69,20 @@ class TokenMasks:
         if self._maker is None:
             self._maker = MaskMaker(iteration.workers.facts.vocabulary_size)
         matchers: list[TokenMatcher | None] = []
-        banned: list[frozenset[int]] = []
+        banned: list[tuple[frozenset[int], ...]] = []
         for scheduled in iteration.requests:
             request = scheduled.request
             matcher = cast("TokenMatcher | None", request.constraint)
-            matchers.append(None if scheduled.is_stale else matcher)
-            forbidden = forbidden_tokens(request.sampling.bad_words, request.generated)
+            if scheduled.is_stale:
+                matchers.append(None)
+                banned.append(())
+                continue
+            matchers.append(matcher)
+            words = forbidden_tokens(request.sampling.bad_words, request.generated)
             # Workers ban the ends of requests without a grammar. Those of the matcher count also with `ignore_eos`.
-            if matcher is not None and len(request.generated) < request.sampling.min_tokens:
-                forbidden |= request.stop_token_ids.union(matcher.ends)
-            banned.append(forbidden)
+            is_early = matcher is not None and len(request.generated) < request.sampling.min_tokens
+            ends = request.stop_token_ids.union(matcher.ends) if matcher is not None and is_early else frozenset[int]()
+            banned.append((words, ends))
         loop = asyncio.get_running_loop()
         made = loop.run_in_executor(self._thread, self._maker.masks, matchers, banned)
         made.add_done_callback(partial(self._send, iteration))

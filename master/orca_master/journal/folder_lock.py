@@ -55,6 +55,7 @@ async def when_free(open_folder: Callable[[], Opened], seconds: float) -> Opened
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             await asyncio.wait({opening})
+            opening.exception()  # read, or asyncio would log the error
             raise
         except FolderInUseError as error:
             if time.monotonic() >= deadline:

@@ -72,7 +72,10 @@ class SamplingParameters:
             raise RequestError("bad_words: a word has no tokens", "bad_words")
 
     def fill(self, message: pb.Sampling) -> None:
-        """Write the values into an empty message; raise ValueOutOfRangeError if a field cannot hold its value."""
+        """Write what workers need into an empty message: all values but `bad_words`, which masks contain.
+
+        Raises ValueOutOfRangeError if a field cannot hold its value.
+        """
         name, value = "logit_bias", 0
         try:
             if self.logit_bias:
@@ -80,10 +83,6 @@ class SamplingParameters:
                 value = next((token for token in tokens if not 0 <= token < 2**32), 0)
                 message.logit_bias.token.extend(tokens)
                 message.logit_bias.value.extend(biases)
-            name = "bad_words"
-            for word in self.bad_words:
-                value = next((token for token in word if not 0 <= token < 2**32), 0)
-                message.bad_words.add(token=word)
             for name in _BOUNDS:
                 value = getattr(self, name)
                 if value is not None:
@@ -91,6 +90,14 @@ class SamplingParameters:
         except ValueError as error:
             most = 2**64 - 1 if name in _WIDE else 2**32 - 1
             raise ValueOutOfRangeError(_FIELDS[name], f"{value} is not between 0 and {most}") from error
+
+    def fill_all(self, message: pb.Sampling) -> None:
+        """As `fill`, for another process of the master: with `bad_words`."""
+        self.fill(message)
+        try:
+            message.bad_words.extend(pb.TokenSequence(token=word) for word in self.bad_words)
+        except ValueError as error:
+            raise ValueOutOfRangeError("bad_words", f"a token id is not between 0 and {2**32 - 1}") from error
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {

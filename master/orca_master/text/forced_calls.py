@@ -22,6 +22,11 @@ class ListParser:
         self.ends_with_calls = False
         """True once the list has ended: after that the answer has ended, too."""
 
+    @property
+    def is_within_call(self) -> bool:
+        """See CallParser."""
+        return self._scanner is not None and self._has_name
+
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return the new calls and characters of arguments; an answer may end (`last`) anywhere."""
         del last  # nothing is held back
@@ -65,6 +70,11 @@ class ArgumentsParser:
         self._scanner = CallScanner(name)
         self._name: str | None = name
         """None once it has been returned."""
+
+    @property
+    def is_within_call(self) -> bool:
+        """See CallParser."""
+        return self._name is None and not self._scanner.ended
 
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return the call with its name, then characters of its arguments."""

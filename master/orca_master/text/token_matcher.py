@@ -99,42 +99,47 @@ class MaskMaker:
 
     def __init__(self, vocabulary_size: int) -> None:
         self.row_bytes = -(-vocabulary_size // WORD_BITS) * (WORD_BITS // 8)
+        self._every_token = ((1 << vocabulary_size) - 1).to_bytes(self.row_bytes, "little")
         self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
         self._one_by_one = False
 
-    def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[frozenset[int]]) -> bytes:
+    def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[Sequence[frozenset[int]]]) -> bytes:
         """Return one mask for each matcher, concatenated, as `TokenMasks` in engine.proto.
 
-        Each mask lacks the tokens of its entry of `banned`, unless no other token would be left. None allows every
-        other token, and a matcher with an error every token.
+        None allows every token. Of the sets in its entry of `banned`, a mask lacks the tokens of each one that leaves a
+        token of those before; that of a matcher with an error has every token.
         """
         width = self.row_bytes
-        masks = bytearray(b"\xff" * (width * len(matchers)))
-        live = [(place, entry) for place, entry in enumerate(matchers) if entry is not None and not entry.error]
+        masks = bytearray(self._every_token * len(matchers))
+        if live := [(place, entry) for place, entry in enumerate(matchers) if entry is not None and not entry.error]:
+            self._compute(live, masks)
         for place, entry in enumerate(matchers):
-            if entry is None and banned[place]:
-                start = place * width
-                masks[start : start + width] = _without(masks[start : start + width], banned[place])
-        if not live:
-            return bytes(masks)
+            start = place * width
+            mask = masks[start : start + width]
+            if entry is not None and entry.error:
+                mask[:] = self._every_token
+            else:
+                for tokens in banned[place]:
+                    mask = _without(mask, tokens)
+            masks[start : start + width] = mask
+        return bytes(masks)
+
+    def _compute(self, live: Sequence[tuple[int, TokenMatcher]], masks: bytearray) -> None:
+        """Write the masks of matchers at their places; set `error` of those that allow no token."""
+        width = self.row_bytes
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks))
         begun = perf_counter()
         if self._one_by_one:
             self._compute_one_by_one(live, address)
         else:
             jobs = [(entry.matcher, place) for place, entry in live]
-            self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(matchers))
+            self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(masks) // width)
         self._one_by_one = perf_counter() - begun > SLOW_SECONDS
         self._compute_one_by_one([(place, entry) for place, entry in live if entry.renew()], address)
         for place, entry in live:
             start = place * width
             _allow_all_ends(masks, start, entry.ends)
             entry.note_error(is_stuck=masks[start : start + width] == bytes(width))
-            if entry.error:
-                masks[start : start + width] = b"\xff" * width
-            elif banned[place]:
-                masks[start : start + width] = _without(masks[start : start + width], banned[place])
-        return bytes(masks)
 
     def _compute_one_by_one(self, live: Iterable[tuple[int, TokenMatcher]], address: int) -> None:
         """Compute each mask on this thread, and take its processor time from the budget of its answer."""
@@ -154,6 +159,8 @@ def _allow_all_ends(masks: bytearray, start: int, ends: tuple[int, ...]) -> None
 
 def _without(mask: bytearray, tokens: frozenset[int]) -> bytearray:
     """Return a mask without `tokens`, or the mask itself if it would be empty."""
+    if not tokens:
+        return mask
     rest = mask[:]
     for token in tokens:
         if 0 <= token < 8 * len(rest):

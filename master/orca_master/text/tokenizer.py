@@ -30,6 +30,7 @@ from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
 MAX_STOP_TOKENS = 64
+MAX_BAD_WORD_TOKENS = 64
 SPACE = "\u2581"
 """In names of tokens in vocabularies of SentencePiece."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -104,8 +105,8 @@ class TextCodec:
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the sequences of tokens that are generated for words, at the beginning of a text and behind a space.
 
-        As in vLLM: a word has a sequence behind a space only if the space is a part of its first token. Raises
-        RequestError.
+        A word has a sequence behind a space unless the space is a token of its own before the sequence without it.
+        Raises RequestError.
         """
         if self._tokenizer is None and words:
             raise RequestError("bad_words: this model has no tokenizer.json: use logit_bias", "bad_words")
@@ -115,8 +116,11 @@ class TextCodec:
                 tuple(self.encode(f"{space}{word.lstrip()}", add_special_tokens=False, name="bad_words"))
                 for space in ("", " ")
             )
+            if len(plain) > MAX_BAD_WORD_TOKENS:
+                message = f"bad_words: {word!a} has more than {MAX_BAD_WORD_TOKENS} tokens: name a part of it"
+                raise RequestError(message, "bad_words")
             sequences[plain] = None
-            if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
+            if plain and spaced[-len(plain) :] != plain:
                 sequences[spaced] = None
         return tuple(filter(None, sequences))
 

@@ -61,7 +61,7 @@ def read_tokenizer_config(model_path: Path) -> TokenizerConfigFile:
     """Return the content of a model's file, without any field if the file is absent; raise FileError.
 
     As in transformers, special_tokens_map.json overrides its special tokens unless the file has `added_tokens_decoder`,
-    as files have that transformers 4.34 or later has written.
+    as files of transformers 4.34 to 4.x have it.
     """
     raw = _object(model_path, CONFIG_FILE, TOKENIZER_CONFIG_BYTES)
     config = checked(TokenizerConfigFile, raw, model_path / CONFIG_FILE)

@@ -110,12 +110,13 @@ class ToolCallParser:
         self._parsed = Parsed()
         self._steps = self._answer()
         self.num_calls = 0
-        self._is_within_call = False
+        self.is_within_call = False
+        """True if the arguments of a call have begun and not ended."""
 
     @property
     def ends_with_calls(self) -> bool:
         """True if the finish reason of an answer that ends here by itself is its calls: not within one of them."""
-        return self.num_calls > 0 and not self._is_within_call
+        return self.num_calls > 0 and not self.is_within_call
 
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Return what the next characters are; with `last`, also text that was held back."""
@@ -226,11 +227,12 @@ class ToolCallParser:
                 new_name, begun = scanner.name, True
                 self.num_calls += 1
             if begun:
-                self._begin, position = self._begin + position, 0
+                # The character that breaks a call may begin its closing.
+                self._begin, position = self._begin + position - scanner.broken, 0
                 arguments = scanner.take_arguments()
                 if new_name is not None or arguments:
                     self._parsed.calls.append(CallDelta(self.num_calls - 1, new_name, arguments))
-            self._is_within_call = begun and not (scanner.ended or scanner.broken)
+                self.is_within_call = not (scanner.ended or scanner.broken)
             if scanner.ended or scanner.broken or self._last:
                 return None if begun else position - scanner.broken
             yield
