@@ -270,10 +270,11 @@ class LLM:
 
     def _generation(self, prompt: list[int], sampling: SamplingParams, model: str | None) -> Generation:
         body = request_of(sampling, model)
-        left = self._endpoint.engine.status.longest - len(prompt)
-        room = left if left > 0 else max(1, body.min_tokens)  # the engine refuses the prompt's length
-        most = room if sampling.max_tokens is None else body.max_tokens
-        check_min_tokens(body, most, ROOM if sampling.max_tokens is None else "max_tokens")
+        most = body.max_tokens
+        if sampling.max_tokens is None:
+            room = self._endpoint.engine.status.longest - len(prompt)
+            most = room if room > 0 else max(1, body.min_tokens)  # the engine refuses the prompt's length
+            check_min_tokens(body, most, ROOM)
         return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)
 
     async def _collect_all(self, generations: list[Generation], use_tqdm: UseTqdm) -> list[list[list[Piece]]]:

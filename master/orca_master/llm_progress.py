@@ -27,8 +27,6 @@ def prompts_display(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[], obje
     elif callable(use_tqdm):
         with contextlib.closing(use_tqdm(total=total, desc=TITLE, dynamic_ncols=True)) as bar:
             yield lambda: bar.update(1)
-    elif sys.stderr is None:  # a process without the descriptor
-        yield lambda: None
     else:
         with progress_display(TITLE, "prompts", sys.stderr, logger.info) as show:
             show(0, total)

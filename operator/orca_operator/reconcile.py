@@ -101,6 +101,8 @@ class Reconciler:
         self._deployments: dict[Key, _Deployment] = {}
         self._ended_at = float("-inf")
         """Time at which a pass ended last, of any OrcaDeployment."""
+        self._newest_ended = float("-inf")
+        """Time since which the pass was due that became due last, of all that have ended."""
         metrics.watch_queue(lambda: len(self.due()))
 
     def enqueue(self, key: Key) -> None:
@@ -126,14 +128,14 @@ class Reconciler:
         }
 
     def hung(self, seconds: float) -> dict[Key, float]:
-        """Return those of `due` that hang: for longer than `seconds`, in which no pass has ended.
+        """Return those of `due` that hang for longer than `seconds`: no pass has ended, or one that became due later.
 
-        All passes share a few threads, so that the last of many passes is due for long while the API server is slow.
-        One that hangs beside others that end is found when each of those that are due could have taken `seconds`.
+        All passes share a few threads, in the order in which they become due, so that the last of many is due for long
+        while the API server is slow. Then those before it end, and none that became due `seconds` after it.
         """
-        due, none_ends = self.due(), time.monotonic() - self._ended_at > seconds
-        limit = seconds if none_ends else seconds * len(due)
-        return {key: since for key, since in due.items() if since > limit}
+        now = time.monotonic()
+        begin = now - seconds if now - self._ended_at > seconds else self._newest_ended - seconds
+        return {key: since for key, since in self.due().items() if now - since < begin}
 
     async def close(self) -> None:
         """Cancel all tasks and close the connections to masters."""
@@ -190,6 +192,7 @@ class Reconciler:
                 retry = RETRY_SECONDS[0]
             finally:
                 self._ended_at = time.monotonic()
+                self._newest_ended = max(self._newest_ended, deployment.due_since)
             deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
         del self._deployments[key]

@@ -30,7 +30,7 @@ def progress_display(title: str, unit: str, stream: TextIO, write_line: Callable
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """Return False also for a closed stream, and for an object that a program has put in place of stderr."""
+    """Return False also for stderr that a process lacks (None) or has closed, and for an object in its place."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):

@@ -195,6 +195,16 @@ def test_a_model_whose_format_is_unknown(tmp_path):
     play(Scripted(model, '<tool_call>{"name": "now"}</tool_call>', tool_call_parser="hermes"), accepted)
 
 
+async def streamed(completions: Any) -> tuple[str, str]:
+    """Return the reasoning and the content of a streamed answer to QUESTION."""
+    reasoning, content = "", ""
+    async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
+        delta = chunk.choices[0].delta
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        content += delta.content or ""
+    return reasoning, content
+
+
 def test_reasoning_before_a_call(tmp_path):
     text = f'<think>\nHm.\n</think>\n\nWell. <tool_call>{{"name": "now"}}</tool_call>{END}'
     scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), text, reasoning_parser="qwen3")
@@ -203,12 +213,7 @@ def test_reasoning_before_a_call(tmp_path):
         message = (await completions.create(model=MODEL, messages=QUESTION, tools=[NOW])).choices[0].message
         assert (message.reasoning_content, message.content) == ("Hm.\n", "Well. ")
         assert message.tool_calls[0].function.arguments == "{}"
-        reasoning = content = ""
-        async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
-            delta = chunk.choices[0].delta
-            reasoning += getattr(delta, "reasoning_content", None) or ""
-            content += delta.content or ""
-        assert (reasoning, content) == ("Hm.\n", 'Well. <tool_call>{"name": "now"}</tool_call>')
+        assert await streamed(completions) == ("Hm.\n", 'Well. <tool_call>{"name": "now"}</tool_call>')
 
     play(scripted, scene)
 
@@ -222,12 +227,7 @@ def test_tags_that_are_special_tokens_separate_the_reasoning(tmp_path, reasoning
     async def scene(completions: Any) -> None:
         message = (await completions.create(model=MODEL, messages=QUESTION)).choices[0].message
         assert (message.reasoning_content, message.content) == ("why", "two")
-        reasoning, content = "", ""
-        async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
-            delta = chunk.choices[0].delta
-            reasoning += getattr(delta, "reasoning_content", None) or ""
-            content += delta.content or ""
-        assert (reasoning, content) == ("why", "two")
+        assert await streamed(completions) == ("why", "two")
 
     play(scripted, scene)
 

@@ -34,7 +34,17 @@ def test_every_split_of_a_list():
         parser = ListParser()
         assert parse(parser, [ANSWER[:first], ANSWER[first:second], ANSWER[second:]]) == CALLS
         assert parser.ends_with_calls
+        assert not parser.is_within_call
     assert parse(ListParser(), [*ANSWER, ""]) == CALLS
+
+
+def test_a_call_that_is_cut_is_known():
+    for parser, text in ((ListParser(), '[{"name": "add", "parameters": {"x": '), (ArgumentsParser("add"), '{"x": ')):
+        assert not parser.is_within_call
+        parser.feed(text)
+        assert parser.is_within_call
+        parser.feed("1}}" if isinstance(parser, ListParser) else "1}")
+        assert not parser.is_within_call
 
 
 def test_a_list_that_is_cut_has_whole_calls_and_a_beginning():

@@ -419,18 +419,23 @@ def idle_generator(folder: Path) -> Generator:
     return Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), 1 << 20)
 
 
-def _no_space(*_: object) -> int:
-    raise OSError(28, "No space left on device")
-
-
-def test_requests_that_wait_for_their_turn_are_not_counted(tmp_path, monkeypatch):
-    """The master may die of the request before them, whose tokens it decodes."""
-    journal = Journal(tmp_path / "j", MODEL)
+def write_long_requests(folder: Path) -> None:
+    """Write a journal of the unfinished requests a and b, with 500 tokens each."""
+    journal = Journal(folder, MODEL)
     for name in "ab":
         number = journal.accept(Accepted(name, "completions", {}, [array("I", [1])], 1_000, None, 1, 1, ""))
         for _ in range(500):
             journal.note(number, Token(0, 5))
     journal.close()
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_requests_that_wait_for_their_turn_are_not_counted(tmp_path):
+    """The master may die of the request before them, whose tokens it decodes."""
+    write_long_requests(tmp_path / "j")
 
     async def life() -> list[int]:
         journal = Journal(tmp_path / "j", MODEL)
@@ -678,12 +683,7 @@ def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, mon
 @pytest.mark.parametrize("stops", [False, True])
 def test_the_event_loop_runs_while_a_long_request_is_resumed(tmp_path, monkeypatch, stops):
     """Its tokens are decoded again, tens of microseconds each. A server that stops meanwhile ends its streams."""
-    journal = Journal(tmp_path / "j", MODEL)
-    for name in "ab":
-        number = journal.accept(Accepted(name, "completions", {}, [array("I", [1])], 1_000, None, 1, 1, ""))
-        for _ in range(500):
-            journal.note(number, Token(0, 5))
-    journal.close()
+    write_long_requests(tmp_path / "j")
     events: list[str] = []
     step = IncrementalDecoder.step
 

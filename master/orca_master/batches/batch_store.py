@@ -40,17 +40,15 @@ class BatchStore:
         """Batches that are being written for the first time."""
         self.earlier: frozenset[str] = frozenset()
         """Ids of the batches that earlier masters began."""
-        self.is_complete = True
-        """False if a record could not be read."""
         self._turn = asyncio.Lock()
         """Of the changes: two would write the same temporary file."""
 
-    def open(self) -> None:
-        """Read the records. Raises OSError."""
+    def open(self) -> bool:
+        """Read the records; return whether all could be read. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._batches = read_records(self._folder, BATCH_RECORDS)
         self.earlier = frozenset(self._batches)
-        self.is_complete = all(path.stem in self._batches for path in self._folder.glob("*.json"))
+        return all(path.stem in self._batches for path in self._folder.glob("*.json"))
 
     def new(
         self,

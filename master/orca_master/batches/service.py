@@ -33,10 +33,10 @@ class Batches:
 
     def open(self) -> None:
         """Read the folder, which this process has locked; called on a thread. Raises OSError."""
-        self.batches.open()
+        has_all = self.batches.open()
         unfinished = self.batches.unfinished
         kept = {name: batch.owner for batch in unfinished for name in (batch.output_id, batch.error_id)}
-        self.files.open(kept, keeps_all=not self.batches.is_complete)
+        self.files.open(kept, keeps_all=not has_all)
         for batch in unfinished:
             self.files.places.add(batch.owner, FILES_PER_BATCH)
 

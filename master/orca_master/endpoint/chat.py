@@ -32,6 +32,7 @@ from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
 
 ROOM = "the room that the prompt leaves in the context"
+"""Origin of the length of an answer without a maximum."""
 
 
 class ChatFormat:

@@ -69,20 +69,19 @@ class TokenMasks:
         if self._maker is None:
             self._maker = MaskMaker(iteration.workers.facts.vocabulary_size)
         matchers: list[TokenMatcher | None] = []
-        banned: list[tuple[frozenset[int], ...]] = []
+        banned: list[list[frozenset[int]]] = []
         for scheduled in iteration.requests:
             request = scheduled.request
-            matcher = cast("TokenMatcher | None", request.constraint)
             if scheduled.is_stale:
                 matchers.append(None)
-                banned.append(())
+                banned.append([])
                 continue
+            matcher = cast("TokenMatcher | None", request.constraint)
             matchers.append(matcher)
-            words = forbidden_tokens(request.sampling.bad_words, request.generated)
+            banned.append([forbidden_tokens(request.sampling.bad_words, request.generated)])
             # Workers ban the ends of requests without a grammar. Those of the matcher count also with `ignore_eos`.
-            is_early = matcher is not None and len(request.generated) < request.sampling.min_tokens
-            ends = request.stop_token_ids.union(matcher.ends) if matcher is not None and is_early else frozenset[int]()
-            banned.append((words, ends))
+            if matcher is not None and len(request.generated) < request.sampling.min_tokens:
+                banned[-1].append(request.stop_token_ids.union(matcher.ends))
         loop = asyncio.get_running_loop()
         made = loop.run_in_executor(self._thread, self._maker.masks, matchers, banned)
         made.add_done_callback(partial(self._send, iteration))

@@ -106,22 +106,19 @@ class MaskMaker:
     def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[Sequence[frozenset[int]]]) -> bytes:
         """Return one mask for each matcher, concatenated, as `TokenMasks` in engine.proto.
 
-        None allows every token. Of the sets in its entry of `banned`, a mask lacks the tokens of each one that leaves a
-        token of those before; that of a matcher with an error has every token.
+        A mask has the tokens that its matcher allows, without those of each set in its entry of `banned` that leaves
+        another token. None allows every token. The mask of a matcher with an error has every token.
         """
-        width = self.row_bytes
         masks = bytearray(self._every_token * len(matchers))
         if live := [(place, entry) for place, entry in enumerate(matchers) if entry is not None and not entry.error]:
             self._compute(live, masks)
-        for place, entry in enumerate(matchers):
-            start = place * width
-            mask = masks[start : start + width]
+        for place, (entry, sets) in enumerate(zip(matchers, banned, strict=True)):
+            row = slice(place * self.row_bytes, (place + 1) * self.row_bytes)
             if entry is not None and entry.error:
-                mask[:] = self._every_token
-            else:
-                for tokens in banned[place]:
-                    mask = _without(mask, tokens)
-            masks[start : start + width] = mask
+                masks[row] = self._every_token
+                continue
+            for tokens in filter(None, sets):
+                masks[row] = _without(masks[row], tokens)
         return bytes(masks)
 
     def _compute(self, live: Sequence[tuple[int, TokenMatcher]], masks: bytearray) -> None:
@@ -159,8 +156,6 @@ def _allow_all_ends(masks: bytearray, start: int, ends: tuple[int, ...]) -> None
 
 def _without(mask: bytearray, tokens: frozenset[int]) -> bytearray:
     """Return a mask without `tokens`, or the mask itself if it would be empty."""
-    if not tokens:
-        return mask
     rest = mask[:]
     for token in tokens:
         if 0 <= token < 8 * len(rest):

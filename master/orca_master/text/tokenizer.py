@@ -31,6 +31,7 @@ from orca_master.text.tokenizer_errors import errors_as
 
 MAX_STOP_TOKENS = 64
 MAX_BAD_WORD_TOKENS = 64
+"""Maximum length of a bad word, which the event loop compares with the end of the answer after each token."""
 SPACE = "\u2581"
 """In names of tokens in vocabularies of SentencePiece."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -105,7 +106,7 @@ class TextCodec:
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the sequences of tokens that are generated for words, at the beginning of a text and behind a space.
 
-        A word has a sequence behind a space unless the space is a token of its own before the sequence without it.
+        A word has no sequence of its own behind a space if that is the sequence without a space behind other tokens.
         Raises RequestError.
         """
         if self._tokenizer is None and words:

@@ -63,18 +63,18 @@ def read_tokenizer_config(model_path: Path) -> TokenizerConfigFile:
     As in transformers, special_tokens_map.json overrides its special tokens unless the file has `added_tokens_decoder`,
     as files of transformers 4.34 to 4.x have it.
     """
-    raw = _object(model_path, CONFIG_FILE, TOKENIZER_CONFIG_BYTES)
+    raw = _object(model_path, CONFIG_FILE)
     config = checked(TokenizerConfigFile, raw, model_path / CONFIG_FILE)
     if "added_tokens_decoder" in raw:
         return config
-    tokens = _object(model_path, TOKENS_FILE, TOKENIZER_CONFIG_BYTES)
+    tokens = _object(model_path, TOKENS_FILE)
     given = {name: tokens[name] for name in SPECIAL_TOKENS if name in tokens}
     update = checked(TokenizerConfigFile, given, model_path / TOKENS_FILE)
     return config.model_copy(update={name: getattr(update, name) for name in given})
 
 
-def _object(model_path: Path, name: str, limit: int) -> dict[str, Any]:
+def _object(model_path: Path, name: str) -> dict[str, Any]:
     try:
-        return read_object(model_path, name, limit)
+        return read_object(model_path, name, TOKENIZER_CONFIG_BYTES)
     except MissingFileError:
         return {}
