@@ -11,7 +11,7 @@ from orca_master.commands.argument_types import count, milliseconds, positive, s
 ADMISSIONS = ("reserve", "paged")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 TARGET_ITL_MILLISECONDS = 200
-"""Default with one partition (docs/benchmarks/index.md, "Through HTTP, beside vLLM's server")."""
+"""Default with one partition (docs/benchmarks/peers.md, "Through HTTP, beside vLLM's server")."""
 
 
 def target_itl(milliseconds: float | None, pipeline_parallel_size: int) -> float | None:
