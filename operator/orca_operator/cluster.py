@@ -143,11 +143,11 @@ class Cluster:
         """Set `spec.replicas` of an object."""
         self.merge(kind, namespace, name, {"spec": {"replicas": replicas}})
 
-    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> None:
-        """Set fields of an object."""
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Set fields of an object; return the object."""
         resource = self._resource(kind)
         self._on_write("patch", kind)
-        self._call(
+        return self._call(
             resource.patch,
             body=fields,
             name=name,

@@ -93,7 +93,7 @@ def plan(
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if not _is_rendered(child, context.name):
+            if owner(child).get("kind") != names.KIND:  # KEDA's own HPA, or a Service of `kubectl expose`
                 continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
@@ -101,19 +101,6 @@ def plan(
     actions += [Delete(old) for old in surplus(observed, {context.revision, *outdated}) if not is_ending(old)]
     actions += [ApplyAutoscaler(manifest) for manifest in writable]
     return actions
-
-
-def _is_rendered(child: Object, deployment: str) -> bool:
-    """Whether the operator has made an object, also one whose OrcaDeployment was deleted without its objects.
-
-    Others have its labels, too: KEDA copies them to its own HPA, and `kubectl expose` those of a revision to a Service
-    without an owner, by default of the name of the Deployment.
-    """
-    if owner(child):
-        return owner(child).get("kind") == names.KIND
-    revision = label(child, names.REVISION_LABEL)
-    is_of_revision = bool(revision) and name_of(child).startswith(f"{names.revision(deployment, revision)}-")
-    return is_of_revision and child["kind"] in (*WORKLOADS, "ConfigMap")
 
 
 def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:

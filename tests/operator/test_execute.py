@@ -63,6 +63,11 @@ class Server:
         metadata = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
         self.objects[kind, name] = {**live, "metadata": metadata, "spec": {**live["spec"], "replicas": replicas}}
 
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        live = self.objects[kind, name]
+        self.objects[kind, name] = {**live, "metadata": {**live["metadata"], **fields["metadata"]}}
+        return self.objects[kind, name]
+
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         if self.refusal is not None and self.refused_kind == name:
             raise self.refusal
@@ -338,7 +343,7 @@ def test_a_deployment_that_is_deleted_adopts_nothing(deployment):
     if deployment is not None:
         server.objects[names.KIND, "demo"] = {"metadata": deployment}
     orphan = foreign("Service", "demo", names.labels("demo"), "")
-    orphan["metadata"]["ownerReferences"] = []
+    orphan["metadata"] |= {"ownerReferences": [], "resourceVersion": "1"}
     server.objects["Service", "demo"] = orphan
     with pytest.raises(ClusterError, match="is deleted: nothing is adopted"):
         Executor(server).run([Apply(services.client_service(FULL))], FULL, Observed())
