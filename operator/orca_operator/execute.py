@@ -52,7 +52,7 @@ class Outcome:
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
     `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which StatefulSets were not
-    scaled, and which objects another client keeps changing.
+    scaled, which optional objects were not written, and which objects another client keeps changing.
     """
 
     writes: int = 0
@@ -94,8 +94,13 @@ class Executor:
             match action:
                 case Check(manifest):
                     self._check(manifest, owner, observed)
-                case Apply(manifest):
-                    self._apply(manifest, owner, observed, outcome)
+                case Apply(manifest, optional):
+                    try:
+                        self._apply(manifest, owner, observed, outcome)
+                    except (RejectedError, ClusterError) as error:  # also an admission webhook that does not answer
+                        if not optional:
+                            raise
+                        outcome.failures.append(str(error))
                 case ApplyAutoscaler(manifest):
                     self._apply_autoscaler(manifest, owner, observed, outcome)
                 case Scale(child, replicas):

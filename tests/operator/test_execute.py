@@ -478,6 +478,15 @@ def test_owners_that_another_client_removes_are_a_change():
     assert version(owned) != version(orphan)
 
 
+@pytest.mark.parametrize("status", [403, 409, 422, 500, 0])
+def test_a_rejected_optional_object_is_named_and_the_pass_goes_on(status):
+    server = Server()
+    server.refusal, server.refused_kind = ClusterError(status, "denied"), "PodDisruptionBudget"
+    outcome = run(Executor(server), server)
+    assert outcome.failures == ["PodDisruptionBudget demo: denied"]
+    assert {"Deployment", "StatefulSet", "PodMonitor"} <= {kind for kind, _ in server.objects}
+
+
 # -- pods on lost nodes ------------------------------------------------------------------------------------------------
 
 
