@@ -260,7 +260,11 @@ class Executor:
         try:
             self._cluster.delete(kind, namespace, name, child["metadata"]["uid"])
         except ClusterError as error:
-            raise ClusterError(error.status, f"{kind} {name} is not deleted: {error}") from error
+            failure = f"{kind} {name} is not deleted: {error}"
+            if kind == "ControllerRevision":  # it may be immutable, and in the way of its successor
+                raise ClusterError(error.status, failure) from error
+            outcome.failures.append(failure)
+            return
         self._written.pop((kind, name), None)
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, kind, name)

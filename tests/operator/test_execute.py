@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from orca_contract.reasons import Reason
+from orca_contract.scheduler import SchedulerKnobs
 from orca_operator import names, repairs
-from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Replace, Scale
+from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, PutScheduler, Replace, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
 from orca_operator.execute import Executor
 from orca_operator.manifests import services
@@ -425,6 +426,31 @@ def test_deletions_are_of_that_very_object():
     executor.run([Delete(policy)], FULL, observed(server))
     assert ("NetworkPolicy", "demo-master") in server.objects
     assert isinstance(plan(FULL, view(observed(server)))[0], Apply)
+
+
+@pytest.mark.parametrize("status", [403, 500, 0])
+def test_a_child_that_is_not_deleted_is_named_and_ends_no_pass(status):
+    """The calls to masters and the status come after the deletions."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    policy = server.objects["NetworkPolicy", "demo-master"]
+    server.refusal, server.refused_kind = ClusterError(status, "denied"), "demo-master"
+    put = PutScheduler(FULL.revision, SchedulerKnobs())
+    outcome = executor.run([Delete(policy), put], FULL, observed(server))
+    assert (outcome.puts, outcome.writes) == ([put], 0)
+    assert outcome.failures == ["NetworkPolicy demo-master is not deleted: denied"]
+
+
+def test_a_rendering_that_is_not_deleted_ends_the_pass():
+    """It is immutable: its successor of the same name would be rejected."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    name = names.revision("demo", FULL.revision)
+    server.refusal, server.refused_kind = ClusterError(500, "denied"), name
+    with pytest.raises(ClusterError, match=f"^ControllerRevision {name} is not deleted: denied$"):
+        executor.run([Delete(server.objects["ControllerRevision", name])], FULL, observed(server))
 
 
 # -- the autoscaler ----------------------------------------------------------------------------------------------------
