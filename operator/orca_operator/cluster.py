@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from urllib3.exceptions import HTTPError
 from orca_operator.names import API_VERSION, DEPLOYMENT_LABEL, FIELD_MANAGER, KIND
 
 CALL_SECONDS = 20
+CALL_ENDED: ContextVar[Callable[[], None]] = ContextVar("CALL_ENDED", default=lambda: None)
+"""Called at the end of each call, with or without an answer, on the calling thread."""
 MISSING_SECONDS = 600.0
 API_VERSIONS = {
     "Pod": "v1",
@@ -251,6 +254,8 @@ def _mapped_errors() -> Iterator[None]:
         raise ClusterError(error.status or 0, _message(error)) from error
     except (HTTPError, OSError) as error:
         raise ClusterError(0, f"the API server does not answer: {error}") from error
+    finally:
+        CALL_ENDED.get()()
 
 
 def _message(error: Any) -> str:

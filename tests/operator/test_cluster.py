@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from kubernetes import client
 from kubernetes.client import rest
 from orca_operator import cluster as cluster_module
 from orca_operator import names
-from orca_operator.cluster import CALL_SECONDS, Cluster, ClusterError, KindNotServedError, connect
+from orca_operator.cluster import CALL_ENDED, CALL_SECONDS, Cluster, ClusterError, KindNotServedError, connect
 from orca_operator.names import KIND
 from support.kubernetes_api import KubernetesApi
 
@@ -50,6 +52,22 @@ def test_an_object_is_read_and_one_that_is_absent_is_none(api, cluster):
     api.put("Service", SERVICE)
     assert cluster.get("Service", "default", "demo")["spec"] == SERVICE["spec"]
     assert cluster.get("Service", "default", "absent") is None
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_the_end_of_each_call_is_noted_on_its_thread(api, cluster, status):
+    api.answers[f"{PATH}/demo"] = (status, {"kind": "Service", "apiVersion": "v1"})
+    ends: list[str] = []
+
+    def call() -> None:
+        CALL_ENDED.set(lambda: ends.append("call"))
+        cluster.get("Service", "default", "demo")
+
+    cluster.get("Service", "default", "absent")
+    assert ends == []
+    with pytest.raises(ClusterError) if status == 500 else contextlib.nullcontext():
+        contextvars.copy_context().run(call)
+    assert ends == ["call"]
 
 
 def test_children_are_those_with_the_label_and_have_their_kind(api, cluster):
