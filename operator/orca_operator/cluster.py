@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 from kubernetes import client, config
@@ -24,6 +23,8 @@ CALL_SECONDS = 20
 CALL_ENDED: ContextVar[Callable[[], None]] = ContextVar("CALL_ENDED", default=lambda: None)
 """Called at the end of each call, with or without an answer, on the calling thread."""
 MISSING_SECONDS = 600.0
+NO_FILE = f"{os.devnull}/discovery.json"
+"""A path that cannot exist: the client keeps the discovered kinds in memory alone."""
 API_VERSIONS = {
     "Pod": "v1",
     "Service": "v1",
@@ -75,9 +76,8 @@ def connect(on_write: Callable[[str, str], None]) -> Cluster:
             config.load_incluster_config()  # type: ignore[no-untyped-call]
         except config.ConfigException:
             config.load_kube_config()  # type: ignore[no-untyped-call]
-        cache = Path(tempfile.mkdtemp(prefix="orca-operator-")) / "discovery.json"
         with _mapped_errors():
-            return Cluster(DynamicClient(_BoundedClient(), cache_file=str(cache)), on_write)  # type: ignore[no-untyped-call]
+            return Cluster(DynamicClient(_BoundedClient(), cache_file=NO_FILE), on_write)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError, ValueError, ClusterError) as error:
         raise ClusterError(getattr(error, "status", 0), f"no cluster: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_an_object_is_read_and_one_that_is_absent_is_none(api, cluster):
     api.put("Service", SERVICE)
     assert cluster.get("Service", "default", "demo")["spec"] == SERVICE["spec"]
     assert cluster.get("Service", "default", "absent") is None
+
+
+def test_no_file_is_left_behind(api, tmp_path, monkeypatch, caplog):
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.chdir(temporary)
+    assert connect(unnoticed).serves("Service")
+    assert list(temporary.iterdir()) == []
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("status", [200, 404, 500])
