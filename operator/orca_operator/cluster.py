@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,7 +131,7 @@ class Cluster:
         try:
             return self._call(
                 resource.server_side_apply,
-                body=manifest,
+                body=self._known(manifest),
                 name=metadata["name"],
                 namespace=metadata["namespace"],
                 field_manager=FIELD_MANAGER,
@@ -209,6 +210,14 @@ class Cluster:
                 raise
             return False
         return True
+
+    def _known(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Return a manifest without `unhealthyPodEvictionPolicy` for a server before 1.27, which may reject it."""
+        minor = re.match(r"\d+", str(self._dynamic.version["kubernetes"].get("minor")))  # "27+" on some clouds
+        if manifest["kind"] != "PodDisruptionBudget" or (minor and int(minor[0]) >= 27):
+            return manifest
+        spec = {field: value for field, value in manifest["spec"].items() if field != "unhealthyPodEvictionPolicy"}
+        return {**manifest, "spec": spec}
 
     def _resource(self, kind: str) -> Any:
         """Return the resource of a kind from a cache (a missing kind for MISSING_SECONDS): discovery is slow, and not

@@ -14,10 +14,12 @@ from kubernetes.client import rest
 from orca_operator import cluster as cluster_module
 from orca_operator import names
 from orca_operator.cluster import CALL_ENDED, CALL_SECONDS, Cluster, ClusterError, KindNotServedError, connect
+from orca_operator.manifests.access import disruption_budget
 from orca_operator.names import KIND
 from support.kubernetes_api import KubernetesApi
+from support.orcadeployments import MINIMAL, context, merged
 
-KINDS = ("Service", "Pod", "StatefulSet", "Event", "Node", KIND)
+KINDS = ("Service", "Pod", "StatefulSet", "Event", "Node", KIND, "PodDisruptionBudget")
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
@@ -53,6 +55,18 @@ def test_an_object_is_read_and_one_that_is_absent_is_none(api, cluster):
     api.put("Service", SERVICE)
     assert cluster.get("Service", "default", "demo")["spec"] == SERVICE["spec"]
     assert cluster.get("Service", "default", "absent") is None
+
+
+@pytest.mark.parametrize(("minor", "known"), [("27", True), ("31+", True), ("26", False), ("", False)])
+def test_a_budget_lets_nodes_drain_while_pods_are_not_ready_if_the_server_knows_how(api, minor, known):
+    """Servers before 1.26 reject the field under server-side apply."""
+    api.answers["/version"] = (200, {"major": "1", "minor": minor, "gitVersion": "v"})
+    budget = disruption_budget(context(merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True})))
+    assert budget is not None
+    connect(unnoticed).apply(budget)
+    sent = api.bodies[-1]["spec"]
+    assert sent.pop("unhealthyPodEvictionPolicy", None) == ("AlwaysAllow" if known else None)
+    assert sent == {key: budget["spec"][key] for key in ("maxUnavailable", "selector")}
 
 
 def test_no_file_is_left_behind(api, tmp_path, monkeypatch, caplog):
