@@ -14,6 +14,7 @@ from orca_operator import names
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.manifests.context import Owner
 from orca_operator.observe import Object, is_ending, label, name_of, owner_uid
+from orca_operator.observe import owner as owner_of
 from orca_operator.store import Place
 from orca_operator.validation import InvalidSpecError
 
@@ -23,13 +24,16 @@ def adopt_orphans(
 ) -> tuple[tuple[Object, ...], list[str]]:
     """Return the children, orphans with their new owner, and a sentence for each orphan that the API server keeps.
 
+    Objects of others with the deployment's label are left out: no rule may count, change or delete them.
     `known`: children that have had this owner: another client has taken it, and `Executor` restores it.
     """
     adopted, failures = [], []
     for child in children:
         place = kind, name = child["kind"], name_of(child)
-        adopted.append(child)
-        if not is_orphan(child, owner.name) or place in known:
+        orphan = is_orphan(child, owner.name)
+        if orphan or _is_controlled(child):
+            adopted.append(child)
+        if not orphan or place in known:
             continue
         try:
             adopted[-1] = {**adopt(cluster, child, owner), "kind": kind}
@@ -58,6 +62,12 @@ def is_orphan(child: Object, deployment: str) -> bool:
     return is_made and not owner_uid(child) and name_of(child) in given.get(child["kind"], (deployment,))
 
 
+def _is_controlled(child: Object) -> bool:
+    """Whether a child has an OrcaDeployment as its controlling owner; a Pod has a workload of one."""
+    kind = owner_of(child).get("kind")
+    return kind == names.KIND or (child["kind"] == "Pod" and kind is not None)
+
+
 def adopt(cluster: Cluster, live: Object, owner: Owner) -> dict[str, Any]:
     """Make the OrcaDeployment the controlling owner of an object without one; return the object.
 
@@ -75,13 +85,13 @@ def adopt(cluster: Cluster, live: Object, owner: Owner) -> dict[str, Any]:
 def is_own(live: Object, owner: Owner) -> bool:
     """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
 
-    An object without an owner is adopted if it has the deployment's label. Raises InvalidSpecError for an object of
-    another owner.
+    An object without an owner is adopted if it has the deployment's label. Raises InvalidSpecError for any other
+    object, which may be a user's.
     """
     if owner_uid(live) == owner.uid:
         return True
     metadata = live["metadata"]
-    if label(live, names.DEPLOYMENT_LABEL) != owner.name:
+    if label(live, names.DEPLOYMENT_LABEL) != owner.name or owner_of(live).get("kind", names.KIND) != names.KIND:
         raise InvalidSpecError(
             f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
         )

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from orca_operator import names
 from orca_operator.actions import Apply, ApplyAutoscaler
-from orca_operator.adoption import adopt_orphans, is_orphan
+from orca_operator.adoption import adopt_orphans, is_orphan, is_own
 from orca_operator.manifests.context import Owner
 from orca_operator.observe import Observed, label, name_of
 from orca_operator.plan import plan
+from orca_operator.validation import InvalidSpecError
 from support.api_server import Api
 from support.orcadeployments import MINIMAL, UID, context, merged, view
 
@@ -75,6 +76,30 @@ def orphans(*kinds: str) -> tuple[Api, tuple[dict[str, Any], ...]]:
 
 def owners(children: tuple[Any, ...]) -> list[list[dict[str, Any]]]:
     return [found["metadata"]["ownerReferences"] for found in children]
+
+
+def test_objects_of_others_are_no_children():
+    """No rule counts, changes or deletes them, whatever labels they have."""
+    uids = {"uid": "x", "controller": True}
+    monitored = {"kind": "ScaledObject", **uids}
+    own = child("Pod", "demo-gone-p0-0", names.worker_labels("demo", "gone", 0), {"kind": "StatefulSet", **uids})
+    former = child("Service", "demo", names.labels("demo"), {"kind": names.KIND, **uids})
+    foreign = (
+        child("ConfigMap", "copied", OF_REVISION),
+        child("Deployment", "copied", OF_REVISION),
+        child("Pod", "debug-0", names.selector("demo", names.WORKER)),
+        child("HorizontalPodAutoscaler", "keda-hpa-demo", names.labels("demo"), monitored),
+    )
+    api = Api(MINIMAL)
+    assert adopt_orphans(api, (own, *foreign, former), DEMO, set()) == ((own, former), [])  # type: ignore[arg-type]
+
+
+def test_an_object_of_another_controller_is_neither_written_nor_deleted():
+    taken = child("Service", "demo", names.labels("demo"), {"kind": "HelmRelease", "uid": "x", "controller": True})
+    with pytest.raises(InvalidSpecError, match="a Service named demo exists and is not ORCA's"):
+        is_own(taken, DEMO)
+    former = child("Service", "demo", names.labels("demo"), {"kind": names.KIND, "uid": "x", "controller": True})
+    assert not is_own(former, DEMO)
 
 
 def test_an_orphan_keeps_its_other_owners_and_its_content():
