@@ -47,6 +47,8 @@ def adopt_orphans(
 
 def is_orphan(child: Object, deployment: str) -> bool:
     """Whether a child of the operator's making has no controlling owner."""
+    if owner_uid(child) or label(child, names.MANAGED_BY_LABEL) != names.FIELD_MANAGER:
+        return False
     revision, roles = label(child, names.REVISION_LABEL), (names.MASTER, names.WORKER)
     given: dict[str, tuple[str, ...]] = {
         "Deployment": (names.master(deployment, revision),),
@@ -58,8 +60,7 @@ def is_orphan(child: Object, deployment: str) -> bool:
         "Certificate": tuple(names.issued(deployment, role) for role in (*roles, names.OPERATOR)),
         "Pod": (),
     }
-    is_made = label(child, names.MANAGED_BY_LABEL) == names.FIELD_MANAGER
-    return is_made and not owner_uid(child) and name_of(child) in given.get(child["kind"], (deployment,))
+    return name_of(child) in given.get(child["kind"], (deployment,))
 
 
 def _is_controlled(child: Object) -> bool:
