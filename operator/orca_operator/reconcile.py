@@ -233,7 +233,6 @@ class Reconciler:
             return True
         previous: Mapping[str, object] = resource.get("status") or {}
         result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
-        masters = parts.masters
         situation = Situation(
             name,
             namespace,
@@ -243,7 +242,7 @@ class Reconciler:
             result.view,
             result.problem,
             parts.status.skipped,
-            [*dict.fromkeys((*masters.not_applied, *masters.not_woken, *result.failures))],
+            [*dict.fromkeys((*parts.masters.not_applied, *parts.masters.not_woken, *result.failures))],
             result.source,
             parts.keeper.problems,
             result.autoscaler_refusal,
@@ -260,8 +259,10 @@ class Reconciler:
 
     async def _name_failure(self, key: Key, deployment: _Deployment, failure: ClusterError) -> None:
         """Set FullyApplied to False for a pass that the API server has failed, if it stores at least that."""
-        resource, parts = self.store.deployment(key), deployment.parts
-        if resource is None or parts is None or resource["metadata"]["uid"] != parts.uid:
+        if (resource := self.store.deployment(key)) is None:
+            return
+        owner = Owner(key[1], key[0], resource["metadata"]["uid"])
+        if (parts := deployment.parts or self._parts(deployment, owner)).uid != owner.uid:
             return
         generation = int(resource["metadata"]["generation"])
         status = with_failure(resource.get("status") or {}, str(failure), generation, self._clock())
