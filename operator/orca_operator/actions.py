@@ -23,9 +23,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of one object."""
+    """Server-side apply of one object; a rejected `optional` one does not end the pass, and FullyApplied names it."""
 
     manifest: dict[str, Any]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

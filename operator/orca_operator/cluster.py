@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextvars import ContextVar
 from typing import Any
 
 from kubernetes import client, config
@@ -20,7 +21,11 @@ from urllib3.exceptions import HTTPError
 from orca_operator.names import API_VERSION, DEPLOYMENT_LABEL, FIELD_MANAGER, KIND
 
 CALL_SECONDS = 20
+CALL_ENDED: ContextVar[Callable[[], None]] = ContextVar("CALL_ENDED", default=lambda: None)
+"""Called at the end of each call, with or without an answer, on the calling thread."""
 MISSING_SECONDS = 600.0
+NO_FILE = f"{os.devnull}/discovery.json"
+"""A path that cannot exist: the client keeps the discovered kinds in memory alone."""
 API_VERSIONS = {
     "Pod": "v1",
     "Service": "v1",
@@ -72,9 +77,8 @@ def connect(on_write: Callable[[str, str], None]) -> Cluster:
             config.load_incluster_config()  # type: ignore[no-untyped-call]
         except config.ConfigException:
             config.load_kube_config()  # type: ignore[no-untyped-call]
-        cache = Path(tempfile.mkdtemp(prefix="orca-operator-")) / "discovery.json"
         with _mapped_errors():
-            return Cluster(DynamicClient(_BoundedClient(), cache_file=str(cache)), on_write)  # type: ignore[no-untyped-call]
+            return Cluster(DynamicClient(_BoundedClient(), cache_file=NO_FILE), on_write)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError, ValueError, ClusterError) as error:
         raise ClusterError(getattr(error, "status", 0), f"no cluster: {error}") from error
 
@@ -127,7 +131,7 @@ class Cluster:
         try:
             return self._call(
                 resource.server_side_apply,
-                body=manifest,
+                body=self._known(manifest),
                 name=metadata["name"],
                 namespace=metadata["namespace"],
                 field_manager=FIELD_MANAGER,
@@ -143,11 +147,11 @@ class Cluster:
         """Set `spec.replicas` of an object."""
         self.merge(kind, namespace, name, {"spec": {"replicas": replicas}})
 
-    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> None:
-        """Set fields of an object."""
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Set fields of an object; return the object."""
         resource = self._resource(kind)
         self._on_write("patch", kind)
-        self._call(
+        return self._call(
             resource.patch,
             body=fields,
             name=name,
@@ -207,6 +211,14 @@ class Cluster:
             return False
         return True
 
+    def _known(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Return a manifest without `unhealthyPodEvictionPolicy` for a server before 1.27, which may reject it."""
+        minor = re.match(r"\d+", str(self._dynamic.version["kubernetes"].get("minor")))  # "27+" on some clouds
+        if manifest["kind"] != "PodDisruptionBudget" or (minor and int(minor[0]) >= 27):
+            return manifest
+        spec = {field: value for field, value in manifest["spec"].items() if field != "unhealthyPodEvictionPolicy"}
+        return {**manifest, "spec": spec}
+
     def _resource(self, kind: str) -> Any:
         """Return the resource of a kind from a cache (a missing kind for MISSING_SECONDS): discovery is slow, and not
         thread-safe."""
@@ -251,6 +263,8 @@ def _mapped_errors() -> Iterator[None]:
         raise ClusterError(error.status or 0, _message(error)) from error
     except (HTTPError, OSError) as error:
         raise ClusterError(0, f"the API server does not answer: {error}") from error
+    finally:
+        CALL_ENDED.get()()
 
 
 def _message(error: Any) -> str:

@@ -258,11 +258,10 @@ def _fully_applied(situation: Situation, before: Mapping[str, Any]) -> tuple[boo
     if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec):
         fields = ", ".join(f"spec.{field}" for field in inactive)
         return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
-    if situation.skipped:
-        return False, "KindNotServed", f"this cluster does not serve: {', '.join(sorted(situation.skipped))}"
+    unserved = f"this cluster does not serve: {', '.join(sorted(situation.skipped))}" if situation.skipped else ""
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
-    if lacking := [*situation.not_applied, *filter(None, causes)]:
-        return False, "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
+    if lacking := [*filter(None, (unserved, *situation.not_applied, *causes))]:
+        return False, "KindNotServed" if unserved else "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
     observed, revision = situation.view.observed, situation.revision or ""
     sentences = notes(situation.spec, situation.namespace, situation.name, revision, observed)
     unknown = not_known_to_be_applied(observed, revision, before, situation.generation)

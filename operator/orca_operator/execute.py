@@ -29,6 +29,7 @@ from orca_operator.actions import (
     Replace,
     Scale,
 )
+from orca_operator.adoption import adopt, adopt_orphans, is_own
 from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
 from orca_operator.dropped_fields import check_kept
 from orca_operator.manifests.access import admin_secret
@@ -37,7 +38,7 @@ from orca_operator.observe import Object, Observed, is_ending, name_of, owner_ui
 from orca_operator.pod_deletions import Deleted, PodDeletions
 from orca_operator.refusals import refused
 from orca_operator.repairs import Repairs
-from orca_operator.validation import InvalidSpecError, RejectedError
+from orca_operator.validation import RejectedError
 
 NO_DRY_RUN = "does not support dry run"
 """In the answer to a dry run before a webhook that does not declare its side effects: it sees the write only."""
@@ -51,7 +52,7 @@ class Outcome:
 
     `skipped`: kinds that the cluster does not serve; `autoscaler_refusal`: why the autoscaler was not written, or "";
     `failures`: why pods of lost nodes or of pipelines without progress were not deleted, which StatefulSets were not
-    scaled, and which objects another client keeps changing.
+    scaled, which optional objects were not written, and which objects another client keeps changing.
     """
 
     writes: int = 0
@@ -79,6 +80,10 @@ class Executor:
         """Objects that the operator itself has changed since it last applied them."""
         self._token = ""
 
+    def adopt(self, children: tuple[Object, ...], owner: Owner) -> tuple[tuple[Object, ...], list[str]]:
+        """Return the children, orphans with this owner, and a sentence for each orphan that is not adopted."""
+        return adopt_orphans(self._cluster, children, owner, self._written)
+
     def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
         """Execute actions in order, except calls to a master, which are returned in `puts`.
 
@@ -89,8 +94,13 @@ class Executor:
             match action:
                 case Check(manifest):
                     self._check(manifest, owner, observed)
-                case Apply(manifest):
-                    self._apply(manifest, owner, observed, outcome)
+                case Apply(manifest, optional):
+                    try:
+                        self._apply(manifest, owner, observed, outcome)
+                    except (RejectedError, ClusterError) as error:  # also an admission webhook that does not answer
+                        if not optional:
+                            raise
+                        outcome.failures.append(str(error))
                 case ApplyAutoscaler(manifest):
                     self._apply_autoscaler(manifest, owner, observed, outcome)
                 case Scale(child, replicas):
@@ -174,7 +184,7 @@ class Executor:
             return
         try:
             live = observed.find(kind, name) or self._cluster.get(kind, owner.namespace, name)
-            if live is not None and (is_ending(live) or not _is_own(live, owner)):
+            if live is not None and (is_ending(live) or not is_own(live, owner)):
                 return
             check_kept(manifest, self._cluster.apply(manifest, dry_run=True))
         except KindNotServedError:
@@ -207,10 +217,10 @@ class Executor:
                 live = self._cluster.get(kind, owner.namespace, name)
                 if live is not None and (before, known) == (content, version(live)):
                     return
-            if live is not None and (is_ending(live) or not self._claim(live, owner)):
-                return  # the next pass creates it after the deletion
             if before == content and self._repairs.is_early(place, content):
                 return
+            if live is not None and (is_ending(live) or not self._claim(live, owner)):
+                return  # the next pass creates it after the deletion
             written = self._cluster.apply(manifest)
         except KindNotServedError as error:
             outcome.skipped.append(str(error))
@@ -236,23 +246,13 @@ class Executor:
     def _claim(self, live: Object, owner: Owner) -> bool:
         """Return whether an object may be written; delete an object of an earlier OrcaDeployment of the same name.
 
-        A Secret without an owner gets one here, any other object by its write, which a Secret may not need.
         Raises InvalidSpecError for an object of another owner, which is left unchanged.
         """
-        metadata = live["metadata"]
-        if not _is_own(live, owner):
-            self._cluster.delete(live["kind"], owner.namespace, metadata["name"], metadata["uid"])
+        if not is_own(live, owner):
+            self._cluster.delete(live["kind"], owner.namespace, name_of(live), live["metadata"]["uid"])
             return False
-        if owner_uid(live):
-            return True
-        # A deletion with orphans takes the owner from the children first. With it again they would be deleted.
-        deployment = self._cluster.get(names.KIND, owner.namespace, owner.name)
-        if deployment is None or deployment["metadata"]["uid"] != owner.uid or is_ending(deployment):
-            raise ClusterError(HTTPStatus.CONFLICT, f"{names.KIND} {owner.name} is deleted: nothing is adopted")
-        if live["kind"] == "Secret":
-            owners = [*(metadata.get("ownerReferences") or []), owner.reference]
-            fields = {"metadata": {"ownerReferences": owners, "resourceVersion": metadata["resourceVersion"]}}
-            self._cluster.merge("Secret", owner.namespace, metadata["name"], fields)
+        if not owner_uid(live):
+            adopt(self._cluster, live, owner)
         return True
 
     def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
@@ -260,26 +260,14 @@ class Executor:
         try:
             self._cluster.delete(kind, namespace, name, child["metadata"]["uid"])
         except ClusterError as error:
-            raise ClusterError(error.status, f"{kind} {name} is not deleted: {error}") from error
+            failure = f"{kind} {name} is not deleted: {error}"
+            if kind == "ControllerRevision":  # it may be immutable, and in the way of its successor
+                raise ClusterError(error.status, failure) from error
+            outcome.failures.append(failure)
+            return
         self._written.pop((kind, name), None)
         outcome.writes += 1
         logger.info("%s: deleted %s %s", namespace, kind, name)
-
-
-def _is_own(live: Object, owner: Owner) -> bool:
-    """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
-
-    An object without an owner is adopted if it has the deployment's label: `kubectl delete --cascade=orphan` leaves
-    such objects. Raises InvalidSpecError for an object of another owner.
-    """
-    if owner_uid(live) == owner.uid:
-        return True
-    metadata = live["metadata"]
-    if (metadata.get("labels") or {}).get(names.DEPLOYMENT_LABEL) != owner.name:
-        raise InvalidSpecError(
-            f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
-        )
-    return not owner_uid(live)
 
 
 def _content(secret: Object) -> dict[str, bytes]:

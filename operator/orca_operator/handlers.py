@@ -15,7 +15,7 @@ from orca_operator.reconcile import Reconciler
 from orca_operator.store import WATCHED
 
 HUNG_SECONDS = 300.0
-"""The liveness probe fails while a pass hangs for longer (`Reconciler.hung`): each wait in a pass is shorter."""
+"""The liveness probe fails when nothing in a pass has ended for longer (`Reconciler.hung`): each wait is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def make_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
     @kopf.on.probe(id="longestPassSeconds", registry=registry)
     async def alive(**_: Any) -> float:
         for key, seconds in reconciler.hung(HUNG_SECONDS).items():
-            raise kopf.PermanentError("{}/{}: a pass has not ended for {:.0f} s".format(*key, seconds))
+            raise kopf.PermanentError("{}/{}: nothing in a pass has ended for {:.0f} s".format(*key, seconds))
         return max(reconciler.due().values(), default=0.0)
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)

@@ -27,7 +27,8 @@ def model_ready(spec: Spec, view: View, revision: str, desired: int, reason: str
             return False, diagnosis.reason.value, diagnosis.message
     workers = view.observed.pods(names.WORKER, revision)
     if desired and model_source(spec).fetched and not any(map(_has_fetched, workers)):
-        return False, reason, f"no worker pod that exists has downloaded {spec.model.uri}"
+        cause = "no worker pod that exists has downloaded" if workers else "no worker pod exists that could download"
+        return False, reason, f"{cause} {spec.model.uri}"
     return True, "Present", spec.model.uri
 
 

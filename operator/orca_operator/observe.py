@@ -17,7 +17,6 @@ from orca_operator.names import (
     CERTIFICATE_VOLUME,
     KIND,
     MASTER,
-    PARTITION_LABEL,
     REVISION_LABEL,
     ROLE_LABEL,
     WORKER,
@@ -82,7 +81,7 @@ class Observed:
     def workers(self, revision: str, pipeline: int) -> list[Object]:
         """Return the pods of one pipeline, sorted by partition."""
         pods = [pod for pod in self.pods(WORKER, revision) if ordinal(pod) == pipeline]
-        return sorted(pods, key=lambda pod: int(label(pod, PARTITION_LABEL)))
+        return sorted(pods, key=lambda pod: (len(name_of(pod)), name_of(pod)))  # p2 before p10
 
     def stored_revisions(self) -> list[Object]:
         """Return the OrcaDeployment's own ControllerRevisions; those of its StatefulSets have the same labels."""

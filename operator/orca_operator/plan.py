@@ -11,8 +11,8 @@ Every pass plans from scratch, independent of the event that triggered it. Order
 4. remove pipelines of outdated revisions, as far as the desired revision serves (rollout.py), or, for
    `rolloutStrategy.type: Recreate`, end the outdated revisions before step 3;
 5. delete children that are no longer desired;
-6. apply the autoscaler, when one of another kind is gone (scaling.py). Step 1 does not check it, because its rejection
-   must not stop a revision.
+6. apply the autoscaler, when one of another kind is gone (scaling.py). Step 1 checks neither it nor the kinds of
+   UNCHECKED, because their rejection must not stop a revision.
 A pipeline is removed from the master's topology before its pods are deleted, so that its requests move to the other
 pipelines first. Only `suspend` ends the master of the desired revision: without pipelines it keeps requests until one
 serves (minReplicas 0, sleep.py), or refuses them with the reason (replicas 0).
@@ -44,6 +44,10 @@ AT_START = ("stallTimeoutSeconds", "recoveryTimeoutSeconds", "admission")
 """Knobs that a master of a version before LIVE_TIMEOUTS_VERSION reads only from its boot ConfigMap."""
 TO_ZERO_VERSION = 6
 """Version of the contract from which on masters run without pipelines."""
+UNCHECKED = ("PodDisruptionBudget", "PodMonitor")
+"""Kinds of objects that no pod needs: that they are rejected must not stop a new revision."""
+OPTIONAL = (*UNCHECKED, "NetworkPolicy", "Certificate")
+"""Kinds of objects without which a revision that has started serves on. A new one waits until they are accepted."""
 PRUNED = (
     *WORKLOADS,
     "ConfigMap",
@@ -82,7 +86,7 @@ def plan(
     actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now), *recovery.replacements]
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
-    actions += [Apply(manifest) for manifest in surroundings]
+    actions += [Apply(manifest, manifest["kind"] in OPTIONAL) for manifest in surroundings]
     if lacks_certificates and _desired(context, observed):
         return actions
     if not lacks_certificates and not _waits(context, observed, steps.new):
@@ -93,7 +97,7 @@ def plan(
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if not _is_rendered(child, context.name):
+            if owner(child).get("kind") != names.KIND:  # KEDA's own HPA, or a Service of `kubectl expose`
                 continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
@@ -103,23 +107,14 @@ def plan(
     return actions
 
 
-def _is_rendered(child: Object, deployment: str) -> bool:
-    """Whether the operator has made an object, also one whose OrcaDeployment was deleted without its objects.
-
-    Others have its labels, too: KEDA copies them to its own HPA, and `kubectl expose` those of a revision to a Service
-    without an owner, by default of the name of the Deployment.
-    """
-    if owner(child):
-        return owner(child).get("kind") == names.KIND
-    revision = label(child, names.REVISION_LABEL)
-    is_of_revision = bool(revision) and name_of(child).startswith(f"{names.revision(deployment, revision)}-")
-    return is_of_revision and child["kind"] in (*WORKLOADS, "ConfigMap")
-
-
 def _checks(manifests: list[dict[str, Any]], replaced: list[Object]) -> list[Action]:
-    """Return dry runs of all manifests but those of objects to be replaced: a dry run would be an immutable change."""
+    """Return dry runs of what pods need, without objects to be replaced: a dry run would be an immutable change."""
     places = {(stored["kind"], name_of(stored)) for stored in replaced}
-    checked = [each for each in manifests if (each["kind"], each["metadata"]["name"]) not in places]
+    checked = [
+        each
+        for each in manifests
+        if each["kind"] not in UNCHECKED and (each["kind"], each["metadata"]["name"]) not in places
+    ]
     return [
         Check(each) for each in checked + [_as_deployment(each) for each in checked if each["kind"] == "StatefulSet"]
     ]

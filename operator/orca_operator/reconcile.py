@@ -21,7 +21,7 @@ from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.certificate_keeper import CertificateKeeper
-from orca_operator.cluster import Cluster, ClusterError, KindNotServedError
+from orca_operator.cluster import CALL_ENDED, Cluster, ClusterError, KindNotServedError
 from orca_operator.conditions import Situation, find_condition
 from orca_operator.execute import Executor
 from orca_operator.manifests.context import Images, Owner
@@ -67,10 +67,16 @@ class _Deployment:
     listed_at: float = float("-inf")
     due_since: float | None = None
     """Since when a pass is due or runs, None between the passes."""
+    moved_at: float = float("-inf")
+    """Time at which a pass, or a call to the API server in it, ended last."""
     has_failed: bool = False
     """Whether the API server has failed the last pass."""
     rests: bool = False
     """Whether the last pass changed nothing, in one of the RESTING reasons."""
+
+    def move(self) -> None:
+        """Record the end of a pass, or of a call in it."""
+        self.moved_at = time.monotonic()
 
     def stop_alarm(self) -> None:
         """Stop waiting for requests at masters that sleep."""
@@ -99,8 +105,6 @@ class Reconciler:
         self._metrics = metrics
         self._turns = Turns()
         self._deployments: dict[Key, _Deployment] = {}
-        self._ended_at = float("-inf")
-        """Time at which a pass ended last, of any OrcaDeployment."""
         self._newest_ended = float("-inf")
         """Time since which the pass was due that became due last, of all that have ended."""
         metrics.watch_queue(lambda: len(self.due()))
@@ -128,14 +132,16 @@ class Reconciler:
         }
 
     def hung(self, seconds: float) -> dict[Key, float]:
-        """Return those of `due` that hang for longer than `seconds`: no pass has ended, or one that became due later.
+        """Return the passes in which nothing has ended for longer than `seconds`, and for how long.
 
-        All passes share a few threads, in the order in which they become due, so that the last of many is due for long
-        while the API server is slow. Then those before it end, and none that became due `seconds` after it.
+        All passes share a few threads, in order, so that one of many waits for long while the API server is slow. Then
+        calls of others end, but no pass that became due `seconds` after the wait had begun.
         """
-        now = time.monotonic()
-        begin = now - seconds if now - self._ended_at > seconds else self._newest_ended - seconds
-        return {key: since for key, since in self.due().items() if now - since < begin}
+        now, known = time.monotonic(), self._deployments
+        ended_at = max((deployment.moved_at for deployment in known.values()), default=float("-inf"))
+        begin = now - seconds if now - ended_at > seconds else self._newest_ended - seconds
+        moved = {key: max(known[key].moved_at, now - since) for key, since in self.due().items()}
+        return {key: now - at for key, at in moved.items() if at < begin}
 
     async def close(self) -> None:
         """Cancel all tasks and close the connections to masters."""
@@ -148,9 +154,7 @@ class Reconciler:
         await self._masters.close()
 
     def _deployment(self, key: Key) -> _Deployment:
-        if key not in self._deployments:
-            self._deployments[key] = _Deployment()
-        return self._deployments[key]
+        return self._deployments.setdefault(key, _Deployment())
 
     def _parts(self, deployment: _Deployment, owner: Owner) -> Parts:
         if deployment.parts is None or deployment.parts.uid != owner.uid:
@@ -163,6 +167,7 @@ class Reconciler:
         return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
+        CALL_ENDED.set(deployment.move)
         retry, longest = RETRY_SECONDS
         delay = POLL_SECONDS
         while True:
@@ -191,7 +196,7 @@ class Reconciler:
                 delay = random.uniform(*REST_SECONDS) if timed and deployment.rests else POLL_SECONDS
                 retry = RETRY_SECONDS[0]
             finally:
-                self._ended_at = time.monotonic()
+                deployment.move()
                 self._newest_ended = max(self._newest_ended, deployment.due_since)
             deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
@@ -228,7 +233,6 @@ class Reconciler:
             return True
         previous: Mapping[str, object] = resource.get("status") or {}
         result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
-        masters = parts.masters
         situation = Situation(
             name,
             namespace,
@@ -238,7 +242,7 @@ class Reconciler:
             result.view,
             result.problem,
             parts.status.skipped,
-            [*dict.fromkeys((*masters.not_applied, *masters.not_woken, *result.failures))],
+            [*dict.fromkeys((*parts.masters.not_applied, *parts.masters.not_woken, *result.failures))],
             result.source,
             parts.keeper.problems,
             result.autoscaler_refusal,
@@ -255,8 +259,10 @@ class Reconciler:
 
     async def _name_failure(self, key: Key, deployment: _Deployment, failure: ClusterError) -> None:
         """Set FullyApplied to False for a pass that the API server has failed, if it stores at least that."""
-        resource, parts = self.store.deployment(key), deployment.parts
-        if resource is None or parts is None or resource["metadata"]["uid"] != parts.uid:
+        if (resource := self.store.deployment(key)) is None:
+            return
+        owner = Owner(key[1], key[0], resource["metadata"]["uid"])
+        if (parts := deployment.parts or self._parts(deployment, owner)).uid != owner.uid:
             return
         generation = int(resource["metadata"]["generation"])
         status = with_failure(resource.get("status") or {}, str(failure), generation, self._clock())

@@ -74,9 +74,12 @@ class Steps:
         self._spec: Spec | None = None
         self._context: Context | None = None
         self._source = ""
+        self._failures: list[str] = []
 
     async def run(self) -> Result:
         """Bring the children nearer to the spec; raise ClusterError if the API server fails a call."""
+        adopted = await asyncio.to_thread(self._parts.executor.adopt, self._children, self._owner)
+        self._children, self._failures = adopted
         try:
             return await self._carry_out()
         except RejectedError as error:
@@ -103,7 +106,7 @@ class Steps:
             view,
             autoscaler_refusal=outcome.autoscaler_refusal,
             changes=outcome.writes + len(outcome.puts),
-            failures=outcome.failures,
+            failures=[*self._failures, *outcome.failures],
         )
 
     def _result(self, view: View, **further: Any) -> Result:

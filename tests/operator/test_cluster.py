@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,13 @@ from kubernetes import client
 from kubernetes.client import rest
 from orca_operator import cluster as cluster_module
 from orca_operator import names
-from orca_operator.cluster import CALL_SECONDS, Cluster, ClusterError, KindNotServedError, connect
+from orca_operator.cluster import CALL_ENDED, CALL_SECONDS, Cluster, ClusterError, KindNotServedError, connect
+from orca_operator.manifests.access import disruption_budget
 from orca_operator.names import KIND
 from support.kubernetes_api import KubernetesApi
+from support.orcadeployments import MINIMAL, context, merged
 
-KINDS = ("Service", "Pod", "StatefulSet", "Event", "Node", KIND)
+KINDS = ("Service", "Pod", "StatefulSet", "Event", "Node", KIND, "PodDisruptionBudget")
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
@@ -50,6 +55,43 @@ def test_an_object_is_read_and_one_that_is_absent_is_none(api, cluster):
     api.put("Service", SERVICE)
     assert cluster.get("Service", "default", "demo")["spec"] == SERVICE["spec"]
     assert cluster.get("Service", "default", "absent") is None
+
+
+@pytest.mark.parametrize(("minor", "known"), [("27", True), ("31+", True), ("26", False), ("", False)])
+def test_a_budget_lets_nodes_drain_while_pods_are_not_ready_if_the_server_knows_how(api, minor, known):
+    """Servers before 1.26 reject the field under server-side apply."""
+    api.answers["/version"] = (200, {"major": "1", "minor": minor, "gitVersion": "v"})
+    budget = disruption_budget(context(merged(MINIMAL, replicas=2, podDisruptionBudget={"enabled": True})))
+    assert budget is not None
+    connect(unnoticed).apply(budget)
+    sent = api.bodies[-1]["spec"]
+    assert sent.pop("unhealthyPodEvictionPolicy", None) == ("AlwaysAllow" if known else None)
+    assert sent == {key: budget["spec"][key] for key in ("maxUnavailable", "selector")}
+
+
+def test_no_file_is_left_behind(api, tmp_path, monkeypatch, caplog):
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.chdir(temporary)
+    assert connect(unnoticed).serves("Service")
+    assert list(temporary.iterdir()) == []
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_the_end_of_each_call_is_noted_on_its_thread(api, cluster, status):
+    api.answers[f"{PATH}/demo"] = (status, {"kind": "Service", "apiVersion": "v1"})
+    ends: list[str] = []
+
+    def call() -> None:
+        CALL_ENDED.set(lambda: ends.append("call"))
+        cluster.get("Service", "default", "demo")
+
+    cluster.get("Service", "default", "absent")
+    assert ends == []
+    with pytest.raises(ClusterError) if status == 500 else contextlib.nullcontext():
+        contextvars.copy_context().run(call)
+    assert ends == ["call"]
 
 
 def test_children_are_those_with_the_label_and_have_their_kind(api, cluster):

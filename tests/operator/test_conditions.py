@@ -41,7 +41,7 @@ def test_every_condition_speaks_of_the_generation():
         ({"skipped": ["b", "a"]}, "KindNotServed", "this cluster does not serve: a, b"),
         ({"not_applied": ["one", "two"]}, "NotApplied", "one; two"),
         ({"not_applied": ["x" * 5000]}, "NotApplied", "x" * 800),
-        ({"skipped": ["a"], "not_applied": ["one"]}, "KindNotServed", "this cluster does not serve: a"),
+        ({"skipped": ["a"], "not_applied": ["one"]}, "KindNotServed", "this cluster does not serve: a; one"),
     ],
 )
 def test_what_is_not_applied_is_named(changes, reason, words):

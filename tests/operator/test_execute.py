@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from orca_contract.reasons import Reason
+from orca_contract.scheduler import SchedulerKnobs
 from orca_operator import names, repairs
-from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, Replace, Scale
+from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, PutScheduler, Replace, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
 from orca_operator.execute import Executor
 from orca_operator.manifests import services
@@ -62,6 +63,11 @@ class Server:
         live = self.objects[kind, name]
         metadata = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
         self.objects[kind, name] = {**live, "metadata": metadata, "spec": {**live["spec"], "replicas": replicas}}
+
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        live = self.objects[kind, name]
+        self.objects[kind, name] = {**live, "metadata": {**live["metadata"], **fields["metadata"]}}
+        return self.objects[kind, name]
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         if self.refusal is not None and self.refused_kind == name:
@@ -338,7 +344,7 @@ def test_a_deployment_that_is_deleted_adopts_nothing(deployment):
     if deployment is not None:
         server.objects[names.KIND, "demo"] = {"metadata": deployment}
     orphan = foreign("Service", "demo", names.labels("demo"), "")
-    orphan["metadata"]["ownerReferences"] = []
+    orphan["metadata"] |= {"ownerReferences": [], "resourceVersion": "1"}
     server.objects["Service", "demo"] = orphan
     with pytest.raises(ClusterError, match="is deleted: nothing is adopted"):
         Executor(server).run([Apply(services.client_service(FULL))], FULL, Observed())
@@ -422,6 +428,31 @@ def test_deletions_are_of_that_very_object():
     assert isinstance(plan(FULL, view(observed(server)))[0], Apply)
 
 
+@pytest.mark.parametrize("status", [403, 500, 0])
+def test_a_child_that_is_not_deleted_is_named_and_ends_no_pass(status):
+    """The calls to masters and the status come after the deletions."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    policy = server.objects["NetworkPolicy", "demo-master"]
+    server.refusal, server.refused_kind = ClusterError(status, "denied"), "demo-master"
+    put = PutScheduler(FULL.revision, SchedulerKnobs())
+    outcome = executor.run([Delete(policy), put], FULL, observed(server))
+    assert (outcome.puts, outcome.writes) == ([put], 0)
+    assert outcome.failures == ["NetworkPolicy demo-master is not deleted: denied"]
+
+
+def test_a_rendering_that_is_not_deleted_ends_the_pass():
+    """It is immutable: its successor of the same name would be rejected."""
+    server = Server()
+    executor = Executor(server)
+    run(executor, server)
+    name = names.revision("demo", FULL.revision)
+    server.refusal, server.refused_kind = ClusterError(500, "denied"), name
+    with pytest.raises(ClusterError, match=f"^ControllerRevision {name} is not deleted: denied$"):
+        executor.run([Delete(server.objects["ControllerRevision", name])], FULL, observed(server))
+
+
 # -- the autoscaler ----------------------------------------------------------------------------------------------------
 
 SCALED = context(merged(MINIMAL, autoscaling={"maxReplicas": 4}))
@@ -471,6 +502,15 @@ def test_owners_that_another_client_removes_are_a_change():
     owned = {**HPA, "metadata": {**HPA["metadata"], "generation": 1, "ownerReferences": [{"uid": "u"}]}}
     orphan = {**owned, "metadata": {**owned["metadata"], "ownerReferences": []}}
     assert version(owned) != version(orphan)
+
+
+@pytest.mark.parametrize("status", [403, 409, 422, 500, 0])
+def test_a_rejected_optional_object_is_named_and_the_pass_goes_on(status):
+    server = Server()
+    server.refusal, server.refused_kind = ClusterError(status, "denied"), "PodDisruptionBudget"
+    outcome = run(Executor(server), server)
+    assert outcome.failures == ["PodDisruptionBudget demo: denied"]
+    assert {"Deployment", "StatefulSet", "PodMonitor"} <= {kind for kind, _ in server.objects}
 
 
 # -- pods on lost nodes ------------------------------------------------------------------------------------------------

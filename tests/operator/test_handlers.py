@@ -243,7 +243,7 @@ def test_the_probe_names_the_deployment_whose_pass_hangs():
     (probe,) = make_registry(queue)._activities.get_handlers(activity=Activity.PROBE)  # type: ignore[arg-type]
     assert asyncio.run(probe.fn()) == 0
     queue.passes = {("default", "quick"): 0.1, ("default", "demo"): 301.0}
-    with pytest.raises(kopf.PermanentError, match="default/demo: a pass has not ended for 301 s"):
+    with pytest.raises(kopf.PermanentError, match="default/demo: nothing in a pass has ended for 301 s"):
         asyncio.run(probe.fn())
 
 

@@ -45,6 +45,21 @@ def test_the_model_is_present_when_a_worker_has_downloaded_it(pods, expected):
     assert "hf://a/b" in message or reason.startswith("ModelDownload")
 
 
+@pytest.mark.parametrize(
+    ("pods", "message"),
+    [
+        ([], "no worker pod exists that could download hf://a/b"),
+        ([pod(FETCHED, names.MASTER)], "no worker pod exists that could download hf://a/b"),
+        ([worker(None)], "no worker pod that exists has downloaded hf://a/b"),
+    ],
+    ids=["no pod", "only the master", "pending"],
+)
+def test_a_revision_without_workers_is_not_said_to_lack_the_model(pods, message):
+    """Its pods may have had the model, and may have been stopped since, as by `maxRestarts`."""
+    view = look(Observed(tuple(pods)), NOW)
+    assert model_ready(FETCHED.spec, view, FETCHED.revision, 1, REASON) == (False, REASON, message)
+
+
 @pytest.mark.parametrize(("deployment", "desired"), [(FETCHED, 0), (context(MINIMAL), 1)], ids=["no pipeline", "file"])
 def test_nothing_is_to_be_downloaded(deployment, desired):
     view = look(Observed(), NOW)

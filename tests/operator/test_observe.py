@@ -45,6 +45,16 @@ def test_an_evicted_master_is_neither_asked_nor_a_cause():
     assert "demo-master-a" not in look(both, datetime.now(UTC)).diagnoses
 
 
+def test_the_pods_of_a_pipeline_are_in_the_order_of_the_partitions():
+    """Also beside a pod of a user with some of the labels."""
+    found = tls()
+    pods = [pod(found, partition=partition) for partition in (10, 2, 0)]
+    strange = pod(found, partition=1)
+    strange["metadata"]["labels"] = {**names.selector("demo", names.WORKER), names.REVISION_LABEL: found.revision}
+    ordered = Observed((*pods, strange)).workers(found.revision, 0)
+    assert ordered == [pods[2], strange, pods[1], pods[0]]
+
+
 def test_the_ready_master_is_asked():
     found = tls()
     starts, serves = pod(found, names.MASTER, ready=False), pod(found, names.MASTER, ready=True)

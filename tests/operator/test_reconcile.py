@@ -101,6 +101,7 @@ def test_masters_of_old_revisions_are_asked_in_plaintext_and_masters_of_new_ones
         master = pod(found, names.MASTER, ready=True)
         deployment = api.objects["Deployment", names.master("demo", found.revision)]
         master["spec"] = deployment["spec"]["template"]["spec"]
+        master["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]
         api.objects["Pod", master["metadata"]["name"]] = master
         masters = Masters(report(found))
         expected = ("False", "PlaintextRevision") if settings else ("True", "MutualTLS")
@@ -217,7 +218,7 @@ def test_a_pass_that_fails_is_logged_and_tried_again(error, line, caplog, monkey
         api = Failing(merged(MINIMAL, tls={"mode": "off"}))
         reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
         reconciler.enqueue(KEY_OF_DEMO)  # once: what follows is the reconciler's own doing
-        while not api.statuses:
+        while api.condition("FullyApplied") != ("True", "Applied"):
             await asyncio.sleep(0.01)
         await reconciler.close()
 
@@ -247,6 +248,22 @@ def test_a_failure_of_an_earlier_deployment_is_not_written_to_its_successor():
             with pytest.raises(ClusterError, match="etcd is down"):
                 await reconciler.run_pass(KEY_OF_DEMO)
         assert (api.num_failures, api.statuses) == (2, [])
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_restarted_operator_that_may_not_list_a_kind_says_so():
+    """No pass gets further than the list: without that, the status would stay as the earlier operator left it."""
+
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}))
+        api.refusals = {"list PodMonitor": (403, "podmonitors is forbidden")}
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="podmonitors is forbidden"):
+                await reconciler.run_pass(KEY_OF_DEMO)
+        assert api.condition("FullyApplied") == ("False", "NotApplied")
         await reconciler.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))

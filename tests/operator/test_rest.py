@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from orca_operator import reconcile
-from orca_operator.cluster import ClusterError
+from orca_operator.cluster import CALL_ENDED, ClusterError
 from orca_operator.handlers import HUNG_SECONDS
 from orca_operator.metrics import Metrics
 from orca_operator.names import KIND
@@ -316,6 +316,46 @@ def test_passes_over_many_deployments_do_not_hang_while_the_api_server_times_out
         return longest
 
     assert asyncio.run(asyncio.wait_for(run(), 120)) > HUNG_SECONDS
+
+
+def test_a_pass_of_many_slow_calls_hangs_only_when_none_of_them_ends(monkeypatch):
+    """Others that became due later end meanwhile: each call is bounded, but not their sum."""
+    monkeypatch.setattr(reconcile, "time", clock := Clock())
+    begun, answers = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Slow(Api):
+        def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            if name == "other":
+                return None
+            for _ in range(20):
+                begun.release()
+                assert answers.acquire(timeout=60)
+                CALL_ENDED.get()()
+            return None
+
+    async def run() -> None:
+        api = Slow(MINIMAL)
+        reconciler = Reconciler(api, IMAGES, Masters(api), Metrics())  # type: ignore[arg-type]
+        reconciler.enqueue(KEY)
+        for _ in range(20):
+            await until(lambda: begun.acquire(blocking=False))
+            clock.now += 20
+            assert reconciler.hung(HUNG_SECONDS) == {}
+            reconciler.enqueue(("default", "other"))
+            await until(lambda: set(reconciler.due()) <= {KEY})
+            assert reconciler.hung(HUNG_SECONDS) == {}
+            if clock.now - 1000 < 400:
+                answers.release()
+        clock.now += HUNG_SECONDS
+        assert set(reconciler.hung(HUNG_SECONDS)) == {KEY}
+        answers.release()
+        await until(lambda: not reconciler.due())
+        await reconciler.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        answers.release(40)
 
 
 def test_a_pass_that_hangs_is_found_also_beside_passes_that_end(monkeypatch):

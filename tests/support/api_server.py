@@ -111,7 +111,7 @@ class Api:
         live = self.objects[kind, name]
         self.put({**live, "spec": {**live["spec"], "replicas": replicas}})
 
-    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> None:
+    def merge(self, kind: str, namespace: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Apply a merge patch to an object of the patch's version."""
         self._admit("patch", kind)
         live = self.objects[kind, name]
@@ -119,6 +119,7 @@ class Api:
             raise ClusterError(409, "the object has been modified; please apply your changes to the latest version")
         self.calls.append(f"patch {kind} {name}")
         self.put(_merged(live, fields))
+        return self.objects[kind, name]
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         self._admit("delete", kind)

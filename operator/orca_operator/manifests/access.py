@@ -73,7 +73,10 @@ def _policy(context: Context, role: str, name: str, ingress: list[dict[str, Any]
 
 
 def disruption_budget(context: Context) -> dict[str, Any] | None:
-    """Return the PodDisruptionBudget of the workers; None with one pipeline, where it would only block node drains."""
+    """Return the PodDisruptionBudget of the workers; None with one pipeline, where it would only block node drains.
+
+    Pods that are not ready, for example because they load weights, block no drain.
+    """
     budget = context.spec.pod_disruption_budget
     if not budget.enabled or context.spec.replicas <= 1:
         return None
@@ -83,6 +86,7 @@ def disruption_budget(context: Context) -> dict[str, Any] | None:
         "metadata": context.metadata(context.name, names.labels(context.name)),
         "spec": {
             "maxUnavailable": budget.max_unavailable,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": names.selector(context.name, names.WORKER)},
         },
     }

@@ -1,0 +1,144 @@
+"""Which objects without an owner are adopted; scenarios/orphans and orphans-edited have whole passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from orca_operator import names
+from orca_operator.actions import Apply, ApplyAutoscaler
+from orca_operator.adoption import adopt_orphans, is_orphan, is_own
+from orca_operator.manifests.context import Owner
+from orca_operator.observe import Observed, label, name_of
+from orca_operator.plan import plan
+from orca_operator.validation import InvalidSpecError
+from support.api_server import Api
+from support.orcadeployments import MINIMAL, UID, context, merged, view
+
+DEMO = Owner("demo", "default", UID)
+OPTIONAL = {"podDisruptionBudget": {"enabled": True}, "monitoring": {"enabled": True}, "replicas": 2}
+OF_REVISION = {**names.labels("demo"), names.REVISION_LABEL: "gone"}
+
+
+def child(kind: str, name: str, labels: dict[str, str], *owners: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name, "labels": labels, "uid": "u", "ownerReferences": list(owners)}}
+
+
+@pytest.mark.parametrize("backend", ["hpa", "keda"])
+def test_each_object_of_a_plan_is_adopted_without_its_owner(backend):
+    issued = {"mode": "certManager", "issuerRef": {"name": "ours"}}
+    autoscaling = {"backend": backend, "maxReplicas": 4}
+    spec = merged(MINIMAL, tls=issued, autoscaling=autoscaling, **OPTIONAL)
+    made = [
+        action.manifest
+        for action in plan(context(spec), view(Observed()))
+        if isinstance(action, Apply | ApplyAutoscaler)
+    ]
+    assert len({manifest["kind"] for manifest in made}) == 11
+    for manifest in made:
+        assert not is_orphan(manifest, "demo")
+        orphan = {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": []}}
+        assert is_orphan(orphan, "demo"), manifest["kind"]
+        assert not is_orphan(orphan, "another")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "labels"),
+    [
+        ("Service", "public", names.labels("demo")),  # kubectl expose service demo --name public
+        ("Service", "demo-gone-master", OF_REVISION),  # kubectl expose deployment demo-gone-master
+        ("ConfigMap", "demo-gone-boot-copy", OF_REVISION),
+        ("HorizontalPodAutoscaler", "keda-hpa-demo", names.labels("demo")),
+        ("PodDisruptionBudget", "demo", {names.DEPLOYMENT_LABEL: "demo"}),
+        ("Pod", "demo", names.labels("demo")),
+        ("Pod", "demo-gone-p0-0", names.worker_labels("demo", "gone", 0)),
+    ],
+)
+def test_objects_of_others_are_not_adopted(kind, name, labels):
+    assert not is_orphan(child(kind, name, labels), "demo")
+
+
+def test_an_object_of_another_owner_is_not_adopted():
+    owner = {"kind": "HelmRelease", "uid": "x", "controller": True}
+    assert not is_orphan(child("ConfigMap", "demo-gone-boot", OF_REVISION, owner), "demo")
+    assert is_orphan(child("ConfigMap", "demo-gone-boot", OF_REVISION, {**owner, "controller": False}), "demo")
+
+
+def orphans(*kinds: str) -> tuple[Api, tuple[dict[str, Any], ...]]:
+    """Return an API server with orphans of some kinds."""
+    api = Api(MINIMAL)
+    for action in plan(context(merged(MINIMAL, **OPTIONAL)), view(Observed())):
+        if isinstance(action, Apply) and action.manifest["kind"] in kinds:
+            manifest = action.manifest
+            api.put({**manifest, "metadata": {**manifest["metadata"], "ownerReferences": []}})
+    return api, tuple(api.objects.values())
+
+
+def owners(children: tuple[Any, ...]) -> list[list[dict[str, Any]]]:
+    return [found["metadata"]["ownerReferences"] for found in children]
+
+
+def test_objects_of_others_are_no_children():
+    """No rule counts, changes or deletes them, whatever labels they have."""
+    uids = {"uid": "x", "controller": True}
+    monitored = {"kind": "ScaledObject", **uids}
+    own = child("Pod", "demo-gone-p0-0", names.worker_labels("demo", "gone", 0), {"kind": "StatefulSet", **uids})
+    former = child("Service", "demo", names.labels("demo"), {"kind": names.KIND, **uids})
+    foreign = (
+        child("ConfigMap", "copied", OF_REVISION),
+        child("Deployment", "copied", OF_REVISION),
+        child("Pod", "debug-0", names.selector("demo", names.WORKER)),
+        child("HorizontalPodAutoscaler", "keda-hpa-demo", names.labels("demo"), monitored),
+    )
+    api = Api(MINIMAL)
+    assert adopt_orphans(api, (own, *foreign, former), DEMO, set()) == ((own, former), [])  # type: ignore[arg-type]
+
+
+def test_an_object_of_another_controller_is_neither_written_nor_deleted():
+    taken = child("Service", "demo", names.labels("demo"), {"kind": "HelmRelease", "uid": "x", "controller": True})
+    with pytest.raises(InvalidSpecError, match="a Service named demo exists and is not ORCA's"):
+        is_own(taken, DEMO)
+    former = child("Service", "demo", names.labels("demo"), {"kind": names.KIND, "uid": "x", "controller": True})
+    assert not is_own(former, DEMO)
+
+
+def test_an_orphan_keeps_its_other_owners_and_its_content():
+    api, (budget,) = orphans("PodDisruptionBudget")
+    other = {"kind": "Application", "name": "a", "uid": "x"}
+    api.put({**budget, "metadata": {**budget["metadata"], "ownerReferences": [other]}})
+    (adopted,), failures = adopt_orphans(api, tuple(api.objects.values()), DEMO, set())  # type: ignore[arg-type]
+    assert (owners((adopted,)), failures) == ([[other, DEMO.reference]], [])
+    assert adopted["spec"] == budget["spec"]
+    assert label(adopted, names.DEPLOYMENT_LABEL) == "demo"
+
+
+def test_a_refused_adoption_is_named_and_holds_no_other_up():
+    api, children = orphans("PodDisruptionBudget", "PodMonitor")
+    api.refusals = {"patch PodMonitor": (403, "denied by a webhook")}
+    adopted, failures = adopt_orphans(api, children, DEMO, set())  # type: ignore[arg-type]
+    assert sorted(map(len, owners(adopted))) == [0, 1]
+    assert failures == ["PodMonitor demo is not adopted: denied by a webhook"]
+
+
+def test_an_orphan_that_has_changed_meanwhile_is_left_to_the_next_pass():
+    api, children = orphans("PodDisruptionBudget")
+    api.put(children[0])
+    assert adopt_orphans(api, children, DEMO, set()) == (children, [])  # type: ignore[arg-type]
+
+
+def test_an_object_that_has_had_this_owner_is_restored_by_its_write():
+    """Its repairs become rarer if another client takes the owner away each time."""
+    api, children = orphans("PodDisruptionBudget")
+    known = {("PodDisruptionBudget", name_of(children[0]))}
+    assert adopt_orphans(api, children, DEMO, known) == (children, [])  # type: ignore[arg-type]
+    assert api.calls == []
+
+
+@pytest.mark.parametrize("successor", [True, False])
+def test_a_deployment_that_is_deleted_adopts_no_orphan(successor):
+    """The garbage collector takes the owner from the children before the OrcaDeployment is gone."""
+    api, children = orphans("PodDisruptionBudget")
+    assert api.resource is not None
+    changed = {"uid": "another"} if successor else {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    api.resource = {**api.resource, "metadata": {**api.resource["metadata"], **changed}}
+    assert adopt_orphans(api, children, DEMO, set()) == (children, [])  # type: ignore[arg-type]
