@@ -35,6 +35,8 @@ class AnswerFile:
         """Bytes of the unfinished line that was removed."""
         self._is_torn = False
         """True if a part of a line could not be removed: the disk was full for that, too."""
+        self._num_synced = 0
+        """Bytes that are on the disk."""
         self._threads, self._room, self._owner = threads, room, owner
         self._turn = asyncio.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -42,6 +44,7 @@ class AnswerFile:
             with path.open("rb") as file:
                 self._recover(file)
             os.ftruncate(self._descriptor, self.num_bytes)
+            self.sync()
         except BaseException:
             self.close()
             raise
@@ -89,7 +92,16 @@ class AnswerFile:
 
     def sync(self) -> None:
         """Return when all lines are on the disk; called on a thread."""
+        num_bytes = self.num_bytes
         os.fsync(self._descriptor)
+        self._num_synced = num_bytes
+
+    async def drop_unsynced(self) -> None:
+        """Remove the lines since the last `sync`, which an error of it may have lost. Their `numbers` stay."""
+        async with self._turn:
+            await self._threads.run(os.ftruncate, self._descriptor, self._num_synced)
+            self._room.add(self._owner, self._num_synced - self.num_bytes)
+            self.num_bytes = self._num_synced
 
     def close(self) -> None:
         """Close the file."""
@@ -145,6 +157,11 @@ class AnswerFiles:
             except OSError as error:
                 self._sync_error = error
                 raise
+
+    async def drop_unsynced(self) -> None:
+        """Remove the lines since the last `sync`, for files that are opened again. Raises OSError."""
+        await self.output.drop_unsynced()
+        await self.errors.drop_unsynced()
 
     def close(self) -> None:
         """Close both files."""
