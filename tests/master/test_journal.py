@@ -12,6 +12,7 @@ import threading
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from orca_master.engine.messages import Observers, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.journal import journal as journal_module
 from orca_master.journal import records
+from orca_master.journal.folder_lock import when_free
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token, TokenLog
 from orca_master.scheduling.request_pool import RequestPool
@@ -385,6 +387,40 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"--journal .*/file: "):
         Journal(tmp_path / "file", MODEL)
+
+
+def test_a_signal_ends_the_reading_and_changes_nothing(tmp_path, monkeypatch):
+    """The largest journal takes a minute, and who sends the signal kills after less."""
+    write_long_requests(tmp_path)
+    written = [(tmp_path / name).read_bytes() for name in segments(tmp_path)]
+    replay, began, goes_on = records.replay, threading.Event(), threading.Event()
+    num_read = 0
+
+    def slow(*given: Any) -> None:
+        nonlocal num_read
+        num_read += 1
+        began.set()
+        assert goes_on.wait(60)
+        replay(*given)
+
+    monkeypatch.setattr(records, "replay", slow)
+
+    async def run() -> None:
+        opening = asyncio.create_task(when_free(lambda stops: Journal(tmp_path, MODEL, stops), 0))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(run())
+    assert num_read == 1
+    assert [(tmp_path / name).read_bytes() for name in segments(tmp_path)] == written
+    again = Journal(tmp_path, MODEL)
+    assert [len(entry.tokens) for entry in again.requests.values()] == [500, 500]
+    again.close()
 
 
 def test_no_texts_are_written(tmp_path):

@@ -180,7 +180,7 @@ async def _resumable(
     Yields the requests in the journal (None without it) and the function that returns the journal's state.
     """
     try:
-        journal = await when_free(lambda: Journal(config.folder, model_identity(topology)), patience)
+        journal = await when_free(lambda stops: Journal(config.folder, model_identity(topology), stops), patience)
     except ConfigurationError as error:
         if not restarted:
             raise

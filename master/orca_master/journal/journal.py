@@ -41,10 +41,13 @@ class Journal:
     """The journal in `folder`, for one master at a time; raises ConfigurationError.
 
     `requests` are the requests in the folder, by number, for `model`. Call all methods on one thread; another one may
-    create the journal, which reads the folder: tens of seconds for the largest.
+    create the journal, which reads the folder: tens of seconds for the largest. The reading ends with an error, and
+    changes nothing, when `is_cancelled` returns True.
     """
 
-    def __init__(self, folder: Path, model: str, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, folder: Path, model: str, is_cancelled: Callable[[], bool] = lambda: False, max_bytes: int = MAX_BYTES
+    ) -> None:
         self.requests: dict[int, JournalledRequest] = {}
         self.failure = ""
         """Why the journal is off, "" while it is on."""
@@ -70,7 +73,11 @@ class Journal:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = lock_folder(folder)
-            self._read()
+            try:
+                self._read(is_cancelled)
+            except BaseException:
+                os.close(self._lock_file)
+                raise
         except OSError as error:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
         self._next_number = max(self._first_segments, default=0) + 1
@@ -138,7 +145,7 @@ class Journal:
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:08d}.journal"
 
-    def _read(self) -> None:
+    def _read(self, is_cancelled: Callable[[], bool]) -> None:
         """Read all files. What follows a damaged line in a file, usually the last line before a power cut, is lost."""
         damaged: set[int] = set()
         for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
@@ -152,6 +159,8 @@ class Journal:
                         logger.warning("%s: ignored: it is for another model or of another version", path)
                         continue
                     for line in file:
+                        if is_cancelled():
+                            raise ConfigurationError(f"--journal {self._folder}: the reading was cancelled")
                         records.replay(records.decode(line), self.requests, damaged)
                 except (RecordError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
