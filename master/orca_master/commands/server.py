@@ -18,6 +18,7 @@ from typing import Any
 
 from orca_contract.state import JournalState
 from orca_contract.topology import Topology
+from orca_protos.command_line import one_line
 from orca_protos.heartbeat import beat
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -294,6 +295,6 @@ def run_to_exit_code(
     try:
         asyncio.run(run_server(topology, config, endpoint_config, ports, journal))
     except (ConfigurationError, EngineUnavailableError) as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {one_line(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     return 0
