@@ -183,7 +183,7 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     journal.close()
     path = folder / segments(folder)[0]
     content = path.read_bytes()
-    begin = content.index(b"\n", content.index(b"\n") + 1) + 1
+    begin = len(b"".join(content.splitlines(keepends=True)[:3]))
     length = data.draw(st.integers(begin, len(content)))
     path.write_bytes(content[:length])
     again = Journal(folder, MODEL)
@@ -220,6 +220,57 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, n
     (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
     assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
     third.close()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_request_has_no_gap_after_a_file_that_lacks_whole_lines(tmp_path, monkeypatch, is_removed):
+    """Each write ends with a line, so a file that the death of the machine has cut does, too."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
+    journal = Journal(tmp_path, MODEL)
+    number = journal.accept(request())
+    for index in range(100):
+        journal.note(number, Token(0, index))
+        journal.flush()
+    journal.end(number, Ended(1.0, ""))
+    journal.close()
+    first, path, *_ = (tmp_path / name for name in segments(tmp_path))
+    num_kept = first.read_bytes().count(b'["tokens",[1,')
+    if is_removed:
+        path.unlink()
+    else:
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[: len(lines) // 2]))
+        num_kept += b"".join(lines[: len(lines) // 2]).count(b'["tokens",[1,')
+    again = Journal(tmp_path, MODEL)
+    (found,) = again.requests.values()
+    assert ([token.token for token in found.tokens], found.ended) == (list(range(num_kept)), None)
+    again.resume([number])
+    for index in range(num_kept, 100):
+        again.note(number, Token(0, index))
+    again.end(number, Ended(2.0, ""))
+    again.close()
+    (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
+    assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
+    third.close()
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 3])
+def test_a_request_has_no_gap_when_somebody_cuts_the_newest_file(tmp_path, caplog, num_lines):
+    """Such as a program that rotates logs. What cannot be written behind the gap is computed again."""
+    journal = Journal(tmp_path, MODEL)
+    number = journal.accept(request())
+    for index in range(5):
+        journal.note(number, Token(0, index))
+        journal.flush()
+    path = tmp_path / segments(tmp_path)[0]
+    kept = b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines])
+    os.truncate(path, len(kept))
+    journal.note(number, Token(0, 5))
+    journal.flush()
+    assert not journal.is_on
+    assert "another program has changed" in caplog.text
+    assert path.read_bytes() == kept
+    journal.close()
 
 
 @given(st.binary(max_size=60))
@@ -427,7 +478,7 @@ def test_no_texts_are_written(tmp_path):
     journal = Journal(tmp_path, MODEL)
     journal.accept(request())
     journal.close()
-    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[1]
+    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[2]
     assert json.loads(line[9:])[2]["body"] == {"stop": "ü\n"}
 
 

@@ -52,7 +52,8 @@ class Journal:
         self.failure = ""
         """Why the journal is off, "" while it is on."""
         self._folder = folder
-        self._header = records.encode(records.header(model))
+        self._header = self._head = records.encode(records.header(model))
+        """The first record of each file; the first two of the newest one."""
         self._max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
         """Bytes of each file, by its number in ascending order."""
@@ -161,13 +162,22 @@ class Journal:
                     for line in file:
                         if is_cancelled():
                             raise ConfigurationError(f"--journal {self._folder}: the reading was cancelled")
-                        records.replay(records.decode(line), self.requests, damaged)
+                        record = records.decode(line)
+                        if (previous := records.previous_of(record)) is not None:
+                            self._compare(*previous, damaged)
+                        records.replay(record, self.requests, damaged)
                 except (RecordError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
-                    damaged |= self.requests.keys()
+                    damaged.update(self.requests)
             for number in set(self.requests) - known:
                 self._begins(number, segment)
         self._unfinished = {number for number, whole in self.requests.items() if whole.ended is None}
+
+    def _compare(self, segment: int, num_bytes: int, damaged: set[int]) -> None:
+        """Compare a file with the size that it had; if records are lost, all requests before it are damaged."""
+        if self.requests and self._sizes.get(segment, 0) != num_bytes:
+            logger.warning("%s: it lacks its end: later tokens of its requests are ignored", self._path(segment))
+            damaged.update(self.requests)
 
     def _begins(self, number: int, segment: int | None = None) -> None:
         """Note that a request begins in a file, by default the newest."""
@@ -175,7 +185,7 @@ class Journal:
         self._num_beginnings[segment] += 1
 
     def _delete_unneeded(self) -> None:
-        if not self._first_segments and self._sizes[max(self._sizes)] > len(self._header):
+        if not self._first_segments and self._sizes[max(self._sizes)] > len(self._head):
             self._rotate()
         if self.failure and not self._unfinished:  # the ends of all requests that the files have could not be written
             self._delete_all()
@@ -232,6 +242,8 @@ class Journal:
 
     def _begin_segment(self, segment: int) -> bool:
         """Begin a new file; return False if that failed."""
+        last = max(self._sizes, default=0)
+        self._head = self._header + records.encode(records.previous(last, self._sizes.get(last, 0)))
         self._sizes[segment] = self._num_rewritten = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         try:
@@ -240,7 +252,7 @@ class Journal:
             self._fail(str(error.strerror))
             return False
         self._syncer.begin(self._descriptor)
-        self._put(self._header)
+        self._put(self._head)
         return self.is_on
 
     def _write(self, line: bytes) -> None:
@@ -262,8 +274,13 @@ class Journal:
     def _put(self, line: bytes) -> None:
         try:
             written = os.write(self._descriptor, line)
-            self._sizes[max(self._sizes)] += written
-            if written < len(line):
+            newest = max(self._sizes)
+            self._sizes[newest] += written
+            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+            if end != self._sizes[newest]:
+                os.ftruncate(self._descriptor, end - written)
+                self._fail(f"another program has changed {self._path(newest).name}")
+            elif written < len(line):
                 self._fail(f"no space left: {written} of {len(line)} bytes were written")
         except OSError as error:
             self._fail(str(error.strerror))
