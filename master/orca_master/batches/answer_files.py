@@ -1,7 +1,7 @@
 """`AnswerFiles`: the output and the errors of a batch, to which lines are only appended.
 
 The files themselves tell which lines of the input have an answer: the id of an answer ends with the number of its line.
-A last line that a crash has cut off is removed, and the line is answered again.
+A last line that a crash has cut off is removed, and the line is answered again. So are lines from one with zeros on.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class AnswerFile:
     def _recover(self, file: IO[bytes]) -> None:
         while answer := ANSWER.match(part := file.readline(READ_BYTES)):
             num_bytes = len(part)
+            is_whole = b"\0" not in part
             while part and not part.endswith(b"\n"):
                 part = file.readline(READ_BYTES)
                 num_bytes += len(part)
-            if not part:
-                break  # after a loss of power a file can end with zeros, too
+                is_whole = is_whole and b"\0" not in part
+            if not part or not is_whole:
+                break  # after a loss of power a file can end with zeros, or have them in its last lines
             self.numbers.add(int(answer[1]))
             self.num_bytes += num_bytes
         self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
