@@ -383,6 +383,44 @@ def test_answers_that_a_full_disk_has_lost_are_generated_again(server, monkeypat
     play(made, scene)
 
 
+def test_a_file_of_answers_that_a_later_master_continues_is_described_anew(server, monkeypatch):
+    """The first master dies between the record of the file and that of the batch, which the disk refuses."""
+    made, refused = server(concurrency=1), list[Path]()
+    append, write = AnswerFile._append, batch_store.write_record
+
+    def append_first(file: AnswerFile, number: int, data: bytes) -> None:
+        if number:
+            raise OSError(5, "Input/output error")
+        append(file, number, data)
+
+    def unless_failed(path: Path, fields: dict[str, Any]) -> None:
+        if fields["status"] == "failed":
+            refused.append(path)
+            raise OSError(5, "Input/output error")
+        write(path, fields)
+
+    async def first(client: openai.AsyncOpenAI) -> None:
+        await created(client, await upload(client, line("a") + line("b")))
+        while not refused:
+            await asyncio.sleep(0.01)
+
+    async def second(client: openai.AsyncOpenAI) -> None:
+        (batch,) = (await client.batches.list()).data
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 2)
+        name = done.output_file_id or ""
+        assert (await client.files.retrieve(name)).bytes == len((await client.files.content(name)).content)
+        for file in (await client.files.list()).data:
+            await client.files.delete(file.id)
+        assert later.batches.files.room.total == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFile, "_append", append_first)
+        patch.setattr(batch_store, "write_record", unless_failed)
+        play(made, first)
+    play(later := server(), second)
+
+
 def test_what_cannot_be_deleted_keeps_no_batch_waiting(server, monkeypatch):
     """The runner goes on after errors of the disk, and after unexpected ones."""
     made = server(seconds=-1.0)
