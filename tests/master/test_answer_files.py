@@ -124,6 +124,17 @@ def test_zeros_after_a_loss_of_power_are_removed(tmp_path):
     assert (tmp_path / "out").read_bytes() == whole
 
 
+@pytest.mark.parametrize("block", [60, 4096])
+def test_a_line_with_zeros_after_a_loss_of_power_is_answered_again(tmp_path, monkeypatch, block):
+    """Of the pages of a line any may be missing, also one before its end."""
+    first, second = fill(tmp_path)[0].splitlines(keepends=True)
+    (tmp_path / "out").write_bytes(first + second[:-9] + b"\0" * 8 + b"\n" + first)
+    monkeypatch.setattr("orca_master.batches.answer_files.READ_BYTES", block)
+    answers = opened(tmp_path)
+    answers.close()
+    assert (tmp_path / "out").read_bytes() == first
+
+
 def test_a_part_of_a_line_that_could_not_be_removed_is_removed_before_the_next(tmp_path, monkeypatch):
     answers = opened(tmp_path)
     asyncio.run(answers.add_error(0, "a", "x", "y"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -29,6 +30,7 @@ from orca_master.commands import argument_types as types
         (types.host_name, "api.example.", "api.example"),
         (types.host_name, "10.0.0.1:80", "10.0.0.1"),
         *((types.host_name, text, "::1") for text in ("::1", "[::1]", "[::1]:8000")),
+        (types.folder, "/a/../b", Path("/b")),
     ],
 )
 def test_values_up_to_the_bounds(kind, text, value):
@@ -75,8 +77,14 @@ def test_values_up_to_the_bounds(kind, text, value):
                 "a\n",
             )
         ),
+        (types.folder, "", "a folder is expected"),
     ],
 )
 def test_values_beyond_the_bounds(kind, text, words):
     with pytest.raises(argparse.ArgumentTypeError, match=words):
         kind(text)
+
+
+def test_a_folder_below_links_in_a_circle_is_no_error_yet(tmp_path):
+    (tmp_path / "a").symlink_to("a")
+    assert types.folder(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"

@@ -216,8 +216,19 @@ def test_lines_wait_while_the_server_drains(server):
     play(made, scene)
 
 
-def test_a_batch_expires(server):
+@pytest.mark.parametrize("num_refused", [0, 3])
+def test_a_batch_expires(server, monkeypatch, num_refused):
+    """While the disk is full, it waits with the errors of its lines, too."""
+    monkeypatch.setattr("orca_master.batches.batch_run.FIRST_WAIT_SECONDS", 0.01)
     made = server(GatedEngine)
+    write, errors = os.write, [OSError(28, "No space left on device") for _ in range(num_refused)]
+
+    def unless_full(descriptor: int, data: memoryview) -> int:
+        if b"batch_expired" in bytes(data) and errors:
+            raise errors.pop()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", unless_full)
 
     async def scene(client: openai.AsyncOpenAI) -> None:
         file = made.batches.files.get(digest("one"), await upload(client, line("a") + line("b")))
@@ -229,6 +240,7 @@ def test_a_batch_expires(server):
         made.batches.runner.wake()
         done = await ended(client, batch.id)
         assert (done.status, done.request_counts.failed) == ("expired", 2)
+        assert not errors
         assert {entry["error"]["code"] for entry in await lines_of(client, done.error_file_id)} == {"batch_expired"}
 
     play(made, scene)
@@ -333,6 +345,80 @@ def test_a_batch_waits_while_the_disk_is_full(server, monkeypatch, written, stat
         assert len(await lines_of(client, done.output_file_id)) == 2
 
     play(made, scene)
+
+
+@pytest.mark.parametrize("errno", [28, 122])
+def test_answers_that_a_full_disk_has_lost_are_generated_again(server, monkeypatch, errno):
+    """Of what a failed fsync(2) leaves, nobody knows which part is on the disk: file systems allocate room late."""
+    monkeypatch.setattr("orca_master.batches.batch_run.FIRST_WAIT_SECONDS", 0.01)
+    made = server(concurrency=1)
+    fsync, refused, is_full = os.fsync, list[str](), False
+
+    def unless_full(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if is_full and name.endswith(".jsonl"):
+            refused.append(name)
+            raise OSError(errno, os.strerror(errno))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", unless_full)
+
+    async def scene(client: openai.AsyncOpenAI) -> None:
+        nonlocal is_full
+        file_id = await upload(client, line("a") + line("b") + "no request\n")
+        is_full = True
+        batch = await created(client, file_id)
+        while len(refused) < 4:
+            await asyncio.sleep(0.01)
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        is_full = False
+        done = await ended(client, batch.id)
+        counts = done.request_counts
+        assert (done.status, counts.completed, counts.failed) == ("completed", 2, 1)
+        assert [entry["custom_id"] for entry in await lines_of(client, done.output_file_id)] == ["a", "b"]
+        assert len(await lines_of(client, done.error_file_id)) == 1
+        sizes = [(await client.files.retrieve(name or "")).bytes for name in (done.output_file_id, done.error_file_id)]
+        assert made.batches.files.room.total == sum(sizes) + (await client.files.retrieve(file_id)).bytes
+
+    play(made, scene)
+
+
+def test_a_file_of_answers_that_a_later_master_continues_is_described_anew(server, monkeypatch):
+    """The first master dies between the record of the file and that of the batch, which the disk refuses."""
+    made, refused = server(concurrency=1), list[Path]()
+    append, write = AnswerFile._append, batch_store.write_record
+
+    def append_first(file: AnswerFile, number: int, data: bytes) -> None:
+        if number:
+            raise OSError(5, "Input/output error")
+        append(file, number, data)
+
+    def unless_failed(path: Path, fields: dict[str, Any]) -> None:
+        if fields["status"] == "failed":
+            refused.append(path)
+            raise OSError(5, "Input/output error")
+        write(path, fields)
+
+    async def first(client: openai.AsyncOpenAI) -> None:
+        await created(client, await upload(client, line("a") + line("b")))
+        while not refused:
+            await asyncio.sleep(0.01)
+
+    async def second(client: openai.AsyncOpenAI) -> None:
+        (batch,) = (await client.batches.list()).data
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 2)
+        name = done.output_file_id or ""
+        assert (await client.files.retrieve(name)).bytes == len((await client.files.content(name)).content)
+        for file in (await client.files.list()).data:
+            await client.files.delete(file.id)
+        assert later.batches.files.room.total == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFile, "_append", append_first)
+        patch.setattr(batch_store, "write_record", unless_failed)
+        play(made, first)
+    play(later := server(), second)
 
 
 def test_what_cannot_be_deleted_keeps_no_batch_waiting(server, monkeypatch):

@@ -62,6 +62,14 @@ def test_links_in_a_circle(tmp_path):
     assert str(tmp_path / "a") in refusal("serve", str(tmp_path / "a"))
 
 
+def test_journal_and_batches_in_one_folder(tmp_path):
+    """They have a lock each, and the second one would wait for the first one's master."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    folders = ("--journal", str(tmp_path), "--batch-directory", str(tmp_path / "link"))
+    words = f"--journal and --batch-directory: both are {tmp_path}: each needs a folder of its own"
+    assert words in refusal("serve", str(MODEL), *folders)
+
+
 def test_the_weights_of_a_draft_model_are_checked_before_a_start(tmp_path):
     shutil.copy(MODEL / "config.json", tmp_path)
     assert f"error: {tmp_path}: " in refusal("serve", str(MODEL), "--port", "0", *DRAFTS, str(tmp_path))

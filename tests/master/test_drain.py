@@ -66,3 +66,25 @@ def test_the_shorter_of_option_and_master_bounds_the_wait(stranger, seconds, tmp
     command = ["--admin-port", str(stranger), "--admin-token-file", str(token), "--timeout", "20"]
     assert drain.main(command) == 1
     assert seconds <= clock[0] <= seconds + drain.POLL_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory"),
+        (b"", "it is empty"),
+        (b"\xff", "it is not UTF-8"),
+        (b"a\nb", "it may only have"),
+    ],
+)
+def test_a_file_without_a_token(content, words, tmp_path, monkeypatch, capsys):
+    """The path has a line break; the error is one line, before the wait for other parts of the cluster."""
+    monkeypatch.setattr(drain.time, "sleep", None)
+    token = tmp_path / "a\nb"
+    if content is not None:
+        token.write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        drain.main(["--admin-port", "1", "--admin-token-file", str(token)])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"orca drain: error: --admin-token-file {tmp_path}/a\\nb: {words}")

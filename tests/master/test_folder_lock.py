@@ -18,7 +18,7 @@ def test_a_master_waits_until_the_earlier_one_has_left_the_folder(tmp_path, capl
     earlier = lock_folder(tmp_path)
 
     async def run() -> int:
-        waiting = asyncio.create_task(when_free(lambda: lock_folder(tmp_path), 1000))
+        waiting = asyncio.create_task(when_free(lambda _: lock_folder(tmp_path), 1000))
         while not caplog.records:
             await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -39,7 +39,7 @@ def test_the_wait_is_bounded(tmp_path):
     earlier = lock_folder(tmp_path, "--batch-directory")
     for seconds in (0.0, 0.3):
         with pytest.raises(ConfigurationError, match=r"--batch-directory .*: another master uses this folder$"):
-            asyncio.run(when_free(lambda: lock_folder(tmp_path, "--batch-directory"), seconds))
+            asyncio.run(when_free(lambda _: lock_folder(tmp_path, "--batch-directory"), seconds))
     os.close(earlier)
 
 
@@ -47,7 +47,7 @@ def test_the_end_of_the_wait_leaves_nothing_locked(tmp_path):
     earlier = lock_folder(tmp_path)
 
     async def run() -> None:
-        waiting = asyncio.create_task(when_free(lambda: lock_folder(tmp_path), 1000))
+        waiting = asyncio.create_task(when_free(lambda _: lock_folder(tmp_path), 1000))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -60,7 +60,7 @@ def test_the_end_of_the_wait_leaves_nothing_locked(tmp_path):
 def test_another_error_ends_the_start_at_once(tmp_path):
     calls = []
 
-    def refuse() -> int:
+    def refuse(_: object) -> int:
         calls.append(1)
         raise ConfigurationError("no folder")
 
@@ -74,7 +74,7 @@ def test_the_event_loop_runs_while_the_folder_is_opened(tmp_path, cancelled):
     """A large journal takes tens of seconds, and a master without a sign of life for ten is killed."""
     began, goes_on = threading.Event(), threading.Event()
 
-    def open_folder() -> str:
+    def open_folder(_: object) -> str:
         began.set()
         assert goes_on.wait(60), "only the event loop sets it"
         return "opened"
@@ -100,7 +100,7 @@ def test_the_event_loop_runs_while_the_folder_is_opened(tmp_path, cancelled):
 def test_an_error_after_the_wait_was_cancelled_is_not_logged(caplog):
     began, goes_on = threading.Event(), threading.Event()
 
-    def refuse() -> int:
+    def refuse(_: object) -> int:
         began.set()
         assert goes_on.wait(60)
         raise ConfigurationError("no folder")

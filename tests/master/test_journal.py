@@ -12,6 +12,7 @@ import threading
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from orca_master.engine.messages import Observers, Submission
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
 from orca_master.journal import journal as journal_module
 from orca_master.journal import records
+from orca_master.journal.folder_lock import when_free
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token, TokenLog
 from orca_master.scheduling.request_pool import RequestPool
@@ -181,7 +183,7 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     journal.close()
     path = folder / segments(folder)[0]
     content = path.read_bytes()
-    begin = content.index(b"\n", content.index(b"\n") + 1) + 1
+    begin = len(b"".join(content.splitlines(keepends=True)[:3]))
     length = data.draw(st.integers(begin, len(content)))
     path.write_bytes(content[:length])
     again = Journal(folder, MODEL)
@@ -218,6 +220,57 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, n
     (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
     assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
     third.close()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_request_has_no_gap_after_a_file_that_lacks_whole_lines(tmp_path, monkeypatch, is_removed):
+    """Each write ends with a line, so a file that the death of the machine has cut does, too."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
+    journal = Journal(tmp_path, MODEL)
+    number = journal.accept(request())
+    for index in range(100):
+        journal.note(number, Token(0, index))
+        journal.flush()
+    journal.end(number, Ended(1.0, ""))
+    journal.close()
+    first, path, *_ = (tmp_path / name for name in segments(tmp_path))
+    num_kept = first.read_bytes().count(b'["tokens",[1,')
+    if is_removed:
+        path.unlink()
+    else:
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[: len(lines) // 2]))
+        num_kept += b"".join(lines[: len(lines) // 2]).count(b'["tokens",[1,')
+    again = Journal(tmp_path, MODEL)
+    (found,) = again.requests.values()
+    assert ([token.token for token in found.tokens], found.ended) == (list(range(num_kept)), None)
+    again.resume([number])
+    for index in range(num_kept, 100):
+        again.note(number, Token(0, index))
+    again.end(number, Ended(2.0, ""))
+    again.close()
+    (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
+    assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
+    third.close()
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 3])
+def test_a_request_has_no_gap_when_somebody_cuts_the_newest_file(tmp_path, caplog, num_lines):
+    """Such as a program that rotates logs. What cannot be written behind the gap is computed again."""
+    journal = Journal(tmp_path, MODEL)
+    number = journal.accept(request())
+    for index in range(5):
+        journal.note(number, Token(0, index))
+        journal.flush()
+    path = tmp_path / segments(tmp_path)[0]
+    kept = b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines])
+    os.truncate(path, len(kept))
+    journal.note(number, Token(0, 5))
+    journal.flush()
+    assert not journal.is_on
+    assert "another program has changed" in caplog.text
+    assert path.read_bytes() == kept
+    journal.close()
 
 
 @given(st.binary(max_size=60))
@@ -387,11 +440,45 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
         Journal(tmp_path / "file", MODEL)
 
 
+def test_a_signal_ends_the_reading_and_changes_nothing(tmp_path, monkeypatch):
+    """The largest journal takes a minute, and who sends the signal kills after less."""
+    write_long_requests(tmp_path)
+    written = [(tmp_path / name).read_bytes() for name in segments(tmp_path)]
+    replay, began, goes_on = records.replay, threading.Event(), threading.Event()
+    num_read = 0
+
+    def slow(*given: Any) -> None:
+        nonlocal num_read
+        num_read += 1
+        began.set()
+        assert goes_on.wait(60)
+        replay(*given)
+
+    monkeypatch.setattr(records, "replay", slow)
+
+    async def run() -> None:
+        opening = asyncio.create_task(when_free(lambda stops: Journal(tmp_path, MODEL, stops), 0))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(run())
+    assert num_read == 1
+    assert [(tmp_path / name).read_bytes() for name in segments(tmp_path)] == written
+    again = Journal(tmp_path, MODEL)
+    assert [len(entry.tokens) for entry in again.requests.values()] == [500, 500]
+    again.close()
+
+
 def test_no_texts_are_written(tmp_path):
     journal = Journal(tmp_path, MODEL)
     journal.accept(request())
     journal.close()
-    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[1]
+    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[2]
     assert json.loads(line[9:])[2]["body"] == {"stop": "ü\n"}
 
 

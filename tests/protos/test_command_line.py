@@ -15,6 +15,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys):
     assert capsys.readouterr().err == "orca test: error: unrecognized arguments: --unknown\n"
 
 
+def test_a_mistake_in_several_lines_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        OneLineParser(prog="orca test").parse_args(["--a\nb\r\u2028c\x1b[1m\udcff", "ü 1"])
+    expected = "orca test: error: unrecognized arguments: --a\\nb\\r\\u2028c\\x1b[1m\\udcff ü 1\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_options_are_not_abbreviated(capsys):
     parser = OneLineParser(prog="orca test")
     parser.add_argument("--config")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,6 +181,13 @@ def test_layers_are_spread_and_the_last_partition_is_never_larger(checkpoint):
     config.check_fits(5, 1)
     with pytest.raises(ModelError, match="pipeline-parallel-size 6 does not fit: the model has 5 layers, so 1 to 5"):
         config.check_fits(6, 1)
+
+
+def test_each_rank_has_a_token(checkpoint):
+    config = replace(read_model_config(checkpoint("gpt2-head64-tied")), vocabulary_size=1)
+    config.check_fits(1, 1)
+    with pytest.raises(ModelError, match="tensor-parallel-size 2 does not fit: the model has 1 tokens, fewer than"):
+        config.check_fits(1, 2)
 
 
 def test_weights_that_are_missing_or_misshapen(copy):

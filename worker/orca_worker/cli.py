@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc.aio
-from orca_protos.command_line import OneLineParser, port
+from orca_protos.command_line import OneLineParser, one_line, port
 from orca_protos.engine_pb2_grpc import add_WorkerServicer_to_server
 from orca_protos.heartbeat import beat
 from orca_protos.listening import ALL_ADDRESSES, listen
@@ -59,7 +59,8 @@ async def run(
     except RuntimeError:
         bound = 0
     if bound == 0:
-        print(f"orca worker: error: --listen {address}: the address is in use or not on this machine", file=sys.stderr)
+        where = one_line(address)
+        print(f"orca worker: error: --listen {where}: the address is in use or not on this machine", file=sys.stderr)
         return 2
     loop, leaving = asyncio.get_running_loop(), []
     for number in (signal.SIGINT, signal.SIGTERM):

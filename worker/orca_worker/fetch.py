@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from orca_protos.command_line import OneLineParser
+from orca_protos.command_line import OneLineParser, one_line
 from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
@@ -229,6 +229,6 @@ def main(argv: list[str]) -> int:
     try:
         fetch(source, arguments.into, partition, not arguments.without_weights)
     except FetchError as error:
-        print(f"orca fetch: error: {error}", file=sys.stderr)
+        print(f"orca fetch: error: {one_line(str(error))}", file=sys.stderr)
         return 1
     return 0

@@ -21,6 +21,7 @@ from typing import NamedTuple, get_args
 
 from orca_contract.model_choices import Quantization
 from orca_protos import engine_pb2 as pb
+from orca_protos.command_line import one_line
 
 from orca_worker.adapter_files import read_adapters
 from orca_worker.errors import ModelError
@@ -150,7 +151,7 @@ def main(argv: list[str]) -> int:
             adapters,
         )
     except ModelError as error:
-        print(error, file=sys.stderr)
+        print(one_line(str(error)), file=sys.stderr)
         return 2
     except MemoryError:
         print(f"{arguments.folder}: checking the files needs more than {MEMORY_BYTES >> 20} MiB", file=sys.stderr)

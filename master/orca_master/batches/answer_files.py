@@ -1,7 +1,7 @@
 """`AnswerFiles`: the output and the errors of a batch, to which lines are only appended.
 
 The files themselves tell which lines of the input have an answer: the id of an answer ends with the number of its line.
-A last line that a crash has cut off is removed, and the line is answered again.
+A last line that a crash has cut off is removed, and the line is answered again. So are lines from one with zeros on.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class AnswerFile:
         """Bytes of the unfinished line that was removed."""
         self._is_torn = False
         """True if a part of a line could not be removed: the disk was full for that, too."""
+        self._num_synced = 0
+        """Bytes that are on the disk."""
         self._threads, self._room, self._owner = threads, room, owner
         self._turn = asyncio.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -42,6 +44,7 @@ class AnswerFile:
             with path.open("rb") as file:
                 self._recover(file)
             os.ftruncate(self._descriptor, self.num_bytes)
+            self.sync()
         except BaseException:
             self.close()
             raise
@@ -49,11 +52,13 @@ class AnswerFile:
     def _recover(self, file: IO[bytes]) -> None:
         while answer := ANSWER.match(part := file.readline(READ_BYTES)):
             num_bytes = len(part)
+            is_whole = b"\0" not in part
             while part and not part.endswith(b"\n"):
                 part = file.readline(READ_BYTES)
                 num_bytes += len(part)
-            if not part:
-                break  # after a loss of power a file can end with zeros, too
+                is_whole = is_whole and b"\0" not in part
+            if not part or not is_whole:
+                break  # after a loss of power a file can end with zeros, or have them in its last lines
             self.numbers.add(int(answer[1]))
             self.num_bytes += num_bytes
         self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
@@ -89,7 +94,16 @@ class AnswerFile:
 
     def sync(self) -> None:
         """Return when all lines are on the disk; called on a thread."""
+        num_bytes = self.num_bytes
         os.fsync(self._descriptor)
+        self._num_synced = num_bytes
+
+    async def drop_unsynced(self) -> None:
+        """Remove the lines since the last `sync`, which an error of it may have lost. Their `numbers` stay."""
+        async with self._turn:
+            await self._threads.run(os.ftruncate, self._descriptor, self._num_synced)
+            self._room.add(self._owner, self._num_synced - self.num_bytes)
+            self.num_bytes = self._num_synced
 
     def close(self) -> None:
         """Close the file."""
@@ -145,6 +159,11 @@ class AnswerFiles:
             except OSError as error:
                 self._sync_error = error
                 raise
+
+    async def drop_unsynced(self) -> None:
+        """Remove the lines since the last `sync`, for files that are opened again. Raises OSError."""
+        await self.output.drop_unsynced()
+        await self.errors.drop_unsynced()
 
     def close(self) -> None:
         """Close both files."""

@@ -85,7 +85,7 @@ class BatchRun:
         """
         batch = self._batch
         try:
-            ending = await self._answer_lines()
+            ending = await self._with_room(self._answer_lines, ())
         except (RequestError, OSError) as error:
             logger.warning("batch %s failed: %s", batch.id, error)
             ending = "failed"
@@ -102,7 +102,10 @@ class BatchRun:
                 await asyncio.sleep(END_SECONDS)
 
     async def _answer_lines(self) -> Status:
-        """Send all lines without an answer, until the batch expires or is cancelled; return its final status."""
+        """Send all lines without an answer, until the batch expires or is cancelled; return its final status.
+
+        If the disk has no room for answers that were written, they are removed and the OSError is raised.
+        """
         batch, threads = self._batch, self._files.threads
         if self._files.get(batch.owner, batch.input_file_id) is None:
             raise RequestError("input_file_id: the file no longer exists")
@@ -116,6 +119,10 @@ class BatchRun:
             with self._open_lines() as lines:
                 ending = await self._send_lines(lines, answers)
             await threads.run(answers.sync)
+        except OSError as error:
+            if error.errno in FULL:
+                await self._with_room(answers.drop_unsynced)
+            raise
         finally:
             self._count(answers)  # also what was being written when the batch was cancelled or failed
             await self._adapters.close()
@@ -209,17 +216,20 @@ class BatchRun:
             add = functools.partial(answers.add_response, line.number, line.custom_id, *answer)
         await self._with_room(add)
 
-    async def _with_room(self, write: Callable[[], Awaitable[Written]]) -> Written:
-        """Return what `write` returns; while the batch's key, all files, or the disk leave no room for it, try again.
+    async def _with_room(
+        self, write: Callable[[], Awaitable[Written]], refusals: tuple[type[Exception], ...] = (RequestError,)
+    ) -> Written:
+        """Return what `write` returns; while the disk has no room for it, or it raises one of `refusals`, try again.
 
-        Raises the other errors of the disk.
+        Raises the other errors.
         """
         wait = FIRST_WAIT_SECONDS
         while True:
             try:
                 return await write()
-            except (RequestError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in FULL:
+            except Exception as error:
+                is_full = isinstance(error, OSError) and error.errno in FULL
+                if not is_full and not isinstance(error, refusals):
                     raise
                 logger.warning("batch %s waits: %s", self._batch.id, error)
             await asyncio.sleep(wait)
@@ -233,9 +243,8 @@ class BatchRun:
         with self._open_lines() as lines:
             while (line := await lines.next()) is not None:
                 if line.number not in answers:
-                    await answers.add_error(
-                        line.number, line.custom_id, "batch_expired", "the batch was not finished within 24 hours"
-                    )
+                    error = "batch_expired", "the batch was not finished within 24 hours"
+                    await self._with_room(functools.partial(answers.add_error, line.number, line.custom_id, *error), ())
         self._count(answers)
 
     def _open_lines(self) -> InputLines:

@@ -92,10 +92,10 @@ class FileStore:
         write_record(self.path(record.id).with_suffix(".json"), asdict(record))
 
     def add(self, record: FileRecord) -> None:
-        """Show a complete file to its owner; do nothing if it is shown."""
+        """Show a complete file to its owner, in place of an earlier record of it."""
         if record.id not in self._files:
-            self._files[record.id] = record
             self.places.add(record.owner, 1)
+        self._files[record.id] = record
 
     async def delete(self, record: FileRecord) -> None:
         """Delete a file; content that a client is reading can be read to its end. Raises OSError, and keeps it then."""

@@ -83,7 +83,7 @@ async def open_batches(config: BatchConfig, calls: LineCalls, patience: float = 
     batches = Batches(config, calls)
     try:
         config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = await when_free(lambda: lock_folder(config.folder, OPTION), patience)
+        lock = await when_free(lambda _: lock_folder(config.folder, OPTION), patience)
     except OSError as error:
         raise ConfigurationError(f"{OPTION} {config.folder}: {error.strerror}") from error
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from pathlib import Path
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
@@ -88,6 +90,13 @@ def slots(text: str) -> int:
     if number < BLOCK_SIZE:
         raise argparse.ArgumentTypeError(f"{number} is less than one block of {BLOCK_SIZE} slots")
     return number
+
+
+def folder(text: str) -> Path:
+    """Parse the path of a folder; return it absolute and without links."""
+    if not text:
+        raise argparse.ArgumentTypeError("a folder is expected")
+    return Path(os.path.realpath(text))  # unlike Path.resolve, without an error for a cycle of links
 
 
 def fraction(text: str) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 import aiohttp
-from orca_protos.command_line import OneLineParser
+from orca_protos.command_line import OneLineParser, one_line
 from tqdm import tqdm
 
 from orca_master.commands.argument_types import positive
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     except (ServerUnavailable, OSError) as error:
-        print(f"orca batch: {error}; the same command continues", file=sys.stderr)
+        print(f"orca batch: {one_line(str(error))}; the same command continues", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("orca batch: interrupted; the same command continues", file=sys.stderr)
@@ -187,7 +187,8 @@ def _run(arguments: argparse.Namespace) -> int:
         f"{arguments.output}"
     )
     if left := len(wanted - answers.answered):
-        print(f"orca batch: {arguments.input} has changed: {left} of its requests have no answer", file=sys.stderr)
+        changed = one_line(f"{arguments.input} has changed")
+        print(f"orca batch: {changed}: {left} of its requests have no answer", file=sys.stderr)
     return 1 if answers.num_refused or left else 0
 
 

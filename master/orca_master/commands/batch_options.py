@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 from orca_master.batches.config import BatchConfig
-from orca_master.commands.argument_types import num_bytes, positive, stall_seconds
+from orca_master.commands.argument_types import folder, num_bytes, positive, stall_seconds
 from orca_master.errors import ConfigurationError
 
 MOST_CONCURRENCY = 128
@@ -20,7 +20,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
         "--batch-directory",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="folder for the files and batches of /v1/files and /v1/batches, prompts and answers included: a restarted "
         "master continues the batches (none: no such routes)",
@@ -86,7 +86,7 @@ def batch_config(arguments: argparse.Namespace) -> BatchConfig | None:
     if arguments.api_processes:
         raise ConfigurationError("--batch-directory: does not work with --api-processes yet, remove one of them")
     return BatchConfig(
-        arguments.batch_directory.resolve(),
+        arguments.batch_directory,
         arguments.max_batch_files,
         arguments.max_batch_bytes,
         float(arguments.batch_lifetime),

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orca_contract import routes
-from orca_protos.command_line import OneLineParser, port
+from orca_protos.command_line import OneLineParser, one_line, port
 from orca_protos.tls import Certificates, TlsError, TlsFolder
 
 from orca_master.commands.argument_types import positive
+from orca_master.endpoint.admin_token import read_token
+from orca_master.errors import ConfigurationError
 
 LINGER_SECONDS = 2.0
 POLL_SECONDS = 0.2
@@ -27,7 +29,7 @@ CALL_SECONDS = 5.0
 
 
 def main(argv: list[str]) -> int:
-    """Run `orca drain`: exit code 0 when drained, 1 on timeout or if the master does not answer."""
+    """Run `orca drain`: exit code 0 when drained, 1 on timeout or if the master does not answer, 2 without a token."""
     parser = OneLineParser(
         prog="orca drain", description="Makes a master on this host refuse new requests, and waits until it is idle."
     )
@@ -46,18 +48,18 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         tls = TlsFolder(arguments.tls_dir, "master").current() if arguments.tls_dir else None
-    except TlsError as error:
+        token = read_token(arguments.admin_token_file)
+    except (TlsError, ConfigurationError) as error:
         parser.error(str(error))
     begin = time.monotonic()
     time.sleep(min(LINGER_SECONDS, arguments.timeout))
     try:
-        token = arguments.admin_token_file.read_text(encoding="utf-8").strip()
         state = _call(arguments.admin_port, routes.DRAIN, "POST", token, tls)
         while not state["idle"] and time.monotonic() < begin + min(arguments.timeout, _drain_timeout(state)):
             time.sleep(POLL_SECONDS)
             state = _call(arguments.admin_port, routes.STATE, "GET", token, tls)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        print(f"orca drain: {error}", file=sys.stderr)
+        print(f"orca drain: {one_line(str(error))}", file=sys.stderr)
         return 1
     return 0 if state["idle"] else 1
 

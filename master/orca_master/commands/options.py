@@ -15,6 +15,7 @@ from orca_protos.log_lines import add_log_options
 from orca_master.commands.argument_types import (
     bound_seconds,
     count,
+    folder,
     fraction,
     host_name,
     positive,
@@ -164,7 +165,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--journal",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="folder in which accepted requests, prompts included, and their tokens are recorded: a restarted master "
         "finishes them, and clients read them again at /v1/requests/ID (none)",
@@ -225,7 +226,12 @@ def journal_config(arguments: argparse.Namespace) -> JournalConfig | None:
         return None
     if arguments.api_processes:
         raise ConfigurationError("--journal: does not work with --api-processes yet, remove one of them")
-    return JournalConfig(arguments.journal.resolve(), float(arguments.resume_window))
+    if arguments.journal == arguments.batch_directory:
+        raise ConfigurationError(
+            f"--journal and --batch-directory: both are {arguments.journal}: each needs a folder of its own, such as "
+            f"{arguments.journal / 'journal'} and {arguments.journal / 'batches'}"
+        )
+    return JournalConfig(arguments.journal, float(arguments.resume_window))
 
 
 def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tuple[str, ...] = ()) -> EndpointConfig:

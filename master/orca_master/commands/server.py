@@ -18,6 +18,7 @@ from typing import Any
 
 from orca_contract.state import JournalState
 from orca_contract.topology import Topology
+from orca_protos.command_line import one_line
 from orca_protos.heartbeat import beat
 from orca_protos.http import serving, serving_apart
 from orca_protos.http_limits import ADMIN_LIMITS
@@ -180,7 +181,7 @@ async def _resumable(
     Yields the requests in the journal (None without it) and the function that returns the journal's state.
     """
     try:
-        journal = await when_free(lambda: Journal(config.folder, model_identity(topology)), patience)
+        journal = await when_free(lambda stops: Journal(config.folder, model_identity(topology), stops), patience)
     except ConfigurationError as error:
         if not restarted:
             raise
@@ -294,6 +295,6 @@ def run_to_exit_code(
     try:
         asyncio.run(run_server(topology, config, endpoint_config, ports, journal))
     except (ConfigurationError, EngineUnavailableError) as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {one_line(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     return 0

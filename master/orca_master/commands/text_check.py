@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import jinja2
+from orca_protos.command_line import one_line
 
 from orca_master.commands.preflight import CPU_SECONDS, MEMORY_BYTES
 from orca_master.errors import ConfigurationError, RequestError
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # a bug of the check or of a library
         code, line = 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
     if line:
-        print(line, file=report, flush=True)
+        print(one_line(line), file=report, flush=True)
     return code
 
 

@@ -19,12 +19,7 @@ class AdminToken:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._token = _read(path)
-        except OSError as error:
-            raise ConfigurationError(f"--admin-token-file {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigurationError(f"--admin-token-file {path}: {error}") from error
+        self._token = read_token(path)
 
     def matches(self, token: str) -> bool:
         """Whether a client's token is the one in the file. Blocks while the file is read."""
@@ -34,22 +29,26 @@ class AdminToken:
     def _read_again(self) -> None:
         """Take a new token from the file. A file without a usable token changes nothing."""
         try:
-            token = _read(self._path)
-        except (OSError, ValueError):
+            token = read_token(self._path)
+        except ConfigurationError:
             return
         if token != self._token:
             logger.info("--admin-token-file %s: the token was replaced", self._path)
             self._token = token
 
 
-def _read(path: Path) -> str:
-    """Return the token of a file; raise ValueError for one that no HTTP header can carry."""
+def read_token(path: Path) -> str:
+    """Return the token of a file; raise ConfigurationError for a file without one that an HTTP header can carry."""
     try:
         token = path.read_text(encoding="utf-8").strip()
+        if not token:
+            raise ValueError("it is empty")
+        if not all(" " <= character <= "~" for character in token):
+            raise ValueError("it may only have visible ASCII characters and spaces")
+    except OSError as error:
+        raise ConfigurationError(f"--admin-token-file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8") from error
-    if not token:
-        raise ValueError("it is empty")
-    if not all(" " <= character <= "~" for character in token):
-        raise ValueError("it may only have visible ASCII characters and spaces")
+        raise ConfigurationError(f"--admin-token-file {path}: it is not UTF-8") from error
+    except ValueError as error:
+        raise ConfigurationError(f"--admin-token-file {path}: {error}") from error
     return token

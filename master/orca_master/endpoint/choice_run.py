@@ -120,7 +120,7 @@ class ChoiceRun:
             self._arrived.clear()
             await self._arrived.wait()
         pieces = [self._unread.popleft() for _ in range(min(len(self._unread), PIECES_TOGETHER))]
-        self._bytes_left += sum(_size(piece.text, piece.logprobs) for piece in pieces)
+        self._bytes_left += sum(size_of(piece.text, piece.logprobs) for piece in pieces)
         if self._recorder is not None:
             self._recorder.flush()
         return pieces
@@ -156,7 +156,7 @@ class ChoiceRun:
             del self._running[choice.index]
             # If the engine has not ended the request, a stop string did.
             self._engine.release(choice.submission.request_id, "stop")
-        self._bytes_left -= _size(piece.text, piece.logprobs)
+        self._bytes_left -= size_of(piece.text, piece.logprobs)
         self._unread.append(piece)
         self._arrived.set()
         if self._bytes_left < 0:
@@ -179,7 +179,7 @@ class ChoiceRun:
             del self._prompts[choice.index]
             self._receive(choice, output._replace(prompt_logprobs=prompt.found))
             # A client could not read them before: the limit of unread bytes rises by theirs.
-            self._bytes_left += sum(_size("", held.logprobs) for _, held in prompt.held)
+            self._bytes_left += sum(size_of("", held.logprobs) for _, held in prompt.held)
             for other, kept in prompt.held:
                 self._receive(other, kept)
         return True
@@ -222,6 +222,6 @@ def as_piece(choice: Choice, output: Output) -> Piece:
     )
 
 
-def _size(text: str, logprobs: pb.Logprobs | None) -> int:
+def size_of(text: str, logprobs: pb.Logprobs | None) -> int:
     """Return the approximate memory of a piece in bytes, without log probabilities of its prompt (`check_size`)."""
     return PIECE_BYTES + len(text) + (0 if logprobs is None else 4 * logprobs.ByteSize())

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from orca_master.endpoint.chat import ChatFormat
 from orca_master.endpoint.completions import CompletionFormat
+from orca_master.endpoint.decoded_requests import DecodedRequests
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.event_stream import EventStream
 from orca_master.endpoint.middleware import owner_of
@@ -53,7 +54,8 @@ def add_requests(app: FastAPI, endpoint: Endpoint, resumable: ResumableRequests)
             if remembered.body.num_choices > remembered.body.n:
                 raise RequestError("a request with best_of above n has no stream: ask for application/json", "accept")
             return _stream(endpoint, remembered, style, last_event_id)
-        return Response(await _answer(endpoint, remembered, style), media_type="application/json")
+        answer = await _answer(endpoint, resumable.decoded, remembered, style)
+        return Response(answer, media_type="application/json")
 
 
 def _style(endpoint: Endpoint, body: GenerationRequest) -> Format:
@@ -84,11 +86,11 @@ def _number(event: str) -> float:
     return int(event[4 : event.index("\n")]) if event.startswith("id: ") else math.inf
 
 
-async def _answer(endpoint: Endpoint, remembered: ResumableRequest, style: Format) -> bytes:
+async def _answer(endpoint: Endpoint, decoded: DecodedRequests, remembered: ResumableRequest, style: Format) -> bytes:
     """Return the state of a request, and the response as far as it is known, as JSON."""
     ended = remembered.ended
     generation = remembered.generation(endpoint.generator)
-    pieces = await remembered.known_pieces(generation)
+    pieces = await decoded.pieces(remembered, generation)
     usage = usage_of(generation, sum(map(len, pieces)), generation.num_cached(itertools.chain(*pieces)))
     response = await answer_of(generation, pieces, usage, style)
     status = "in_progress" if ended is None else "failed" if ended.error else "completed"

@@ -12,6 +12,7 @@ import time
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from orca_master.endpoint.answer_parts import continues_reasoning
+from orca_master.endpoint.decoded_requests import DecodedRequests
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -47,6 +48,7 @@ class ResumableRequests:
         """Of the requests whose tokens are decoded again."""
         self._requests: dict[str, ResumableRequest] = {}
         self._by_number: dict[int, ResumableRequest] = {}
+        self.decoded = DecodedRequests()
         self._running: set[asyncio.Task[None]] = set()
         self._unfinished: list[ResumableRequest] = []
         """Unfinished requests of earlier masters, until `resume`; new requests may be accepted before."""
@@ -213,6 +215,7 @@ class ResumableRequests:
 
     def _forget(self, request: ResumableRequest) -> None:
         del self._requests[request.accepted.request_id]
+        self.decoded.forget(request)
         assert request.number is not None
         del self._by_number[request.number]
         self._journal.forget(request.number)

@@ -92,7 +92,7 @@ class ResumableRequest:
         Lets the event loop serve others meanwhile: 128 choices can have hundreds of thousands of tokens.
         """
         generated: dict[int, list[int]] = {choice.index: [] for choice in generation.choices}
-        for position, (token, piece) in enumerate(zip(self._outputs, self._known(generation), strict=True)):
+        for position, (token, piece) in enumerate(zip(self._outputs, self.known(generation), strict=True)):
             generated[token.choice].append(token.token)
             if piece.finish_reason is not None:
                 del generated[token.choice]
@@ -161,7 +161,7 @@ class ResumableRequest:
 
         Raises EngineError if the request failed, EngineUnavailableError if the server stops.
         """
-        known = self._known(generation)
+        known = self.known(generation)
         position = 0
         while True:
             while unread := min(len(self._outputs) - position, PIECES_TOGETHER):
@@ -183,25 +183,19 @@ class ResumableRequest:
         if self.ended.error:
             raise EngineError(self.ended.error)
 
-    async def known_pieces(self, generation: Generation) -> list[list[Piece]]:
-        """Return the pieces so far of each choice."""
-        self.flush()
-        pieces: list[list[Piece]] = [[] for _ in generation.choices]
-        known = self._known(generation)
-        for position in range(len(self._outputs)):
-            piece = next(known)
-            pieces[piece.index].append(piece)
-            if position % PIECES_TOGETHER == 0:
-                await asyncio.sleep(0)
-        return pieces
+    @property
+    def num_tokens(self) -> int:
+        """Number of the tokens so far, of all choices."""
+        return len(self._outputs)
 
-    def _known(self, generation: Generation) -> Iterator[Piece]:
-        """Yield the pieces of the tokens so far."""
-        num_cached = dict(self._num_cached)
+    def known(self, generation: Generation) -> Iterator[Piece]:
+        """Yield the pieces of the tokens so far, `num_tokens` of them."""
+        begun = set[int]()
         for token in self._outputs:
             reason = None if token.finish_reason is None else FinishReason(token.finish_reason)
             logprobs = None if token.logprobs is None else pb.Logprobs.FromString(token.logprobs)
-            cached = num_cached.pop(token.choice, 0)
+            cached = 0 if token.choice in begun else self._num_cached.get(token.choice, 0)
+            begun.add(token.choice)
             of_prompt = None
             if token.prompt_logprobs is not None:
                 of_prompt = pb.PromptLogprobs.FromString(token.prompt_logprobs)

@@ -22,7 +22,6 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import PipelineWorkers
-from orca_master.scheduling.bad_words import forbidden_tokens
 from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 from orca_master.text.token_matcher import MaskMaker, TokenMatcher
@@ -78,7 +77,7 @@ class TokenMasks:
                 continue
             matcher = cast("TokenMatcher | None", request.constraint)
             matchers.append(matcher)
-            banned.append([forbidden_tokens(request.sampling.bad_words, request.generated)])
+            banned.append([request.sampling.bad_words.forbidden(request.generated)])
             # Workers ban the ends of requests without a grammar. Those of the matcher count also with `ignore_eos`.
             if matcher is not None and len(request.generated) < request.sampling.min_tokens:
                 banned[-1].append(request.stop_token_ids.union(matcher.ends))

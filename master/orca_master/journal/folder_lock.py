@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,19 +42,21 @@ def lock_folder(folder: Path, option: str = "--journal") -> int:
     return descriptor
 
 
-async def when_free(open_folder: Callable[[], Opened], seconds: float) -> Opened:
-    """Return `open_folder()`; while it raises FolderInUseError, try again for `seconds`: the other may be draining.
+async def when_free(open_folder: Callable[[Callable[[], bool]], Opened], seconds: float) -> Opened:
+    """Return what `open_folder` returns; while it raises FolderInUseError, try again for `seconds`: the other master
+    may be draining.
 
-    It is called on a thread: what reads a large folder must not keep the event loop from giving signs of life. When
-    cancelled, wait for its end.
+    It is called on a thread: what reads a large folder must not keep the event loop from giving signs of life. Its
+    argument returns True after a cancellation, which waits for its end.
     """
     deadline = time.monotonic() + seconds
-    waits = False
+    waits, cancelled = False, threading.Event()
     while True:
-        opening = asyncio.get_running_loop().run_in_executor(None, open_folder)
+        opening = asyncio.get_running_loop().run_in_executor(None, open_folder, cancelled.is_set)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
+            cancelled.set()
             await asyncio.wait({opening})
             opening.exception()  # read, or asyncio would log the error
             raise

@@ -41,15 +41,19 @@ class Journal:
     """The journal in `folder`, for one master at a time; raises ConfigurationError.
 
     `requests` are the requests in the folder, by number, for `model`. Call all methods on one thread; another one may
-    create the journal, which reads the folder: tens of seconds for the largest.
+    create the journal, which reads the folder: tens of seconds for the largest. The reading ends with an error, and
+    changes nothing, when `is_cancelled` returns True.
     """
 
-    def __init__(self, folder: Path, model: str, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, folder: Path, model: str, is_cancelled: Callable[[], bool] = lambda: False, max_bytes: int = MAX_BYTES
+    ) -> None:
         self.requests: dict[int, JournalledRequest] = {}
         self.failure = ""
         """Why the journal is off, "" while it is on."""
         self._folder = folder
-        self._header = records.encode(records.header(model))
+        self._header = self._head = records.encode(records.header(model))
+        """The first record of each file; the first two of the newest one."""
         self._max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
         """Bytes of each file, by its number in ascending order."""
@@ -70,7 +74,11 @@ class Journal:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = lock_folder(folder)
-            self._read()
+            try:
+                self._read(is_cancelled)
+            except BaseException:
+                os.close(self._lock_file)
+                raise
         except OSError as error:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
         self._next_number = max(self._first_segments, default=0) + 1
@@ -138,7 +146,7 @@ class Journal:
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:08d}.journal"
 
-    def _read(self) -> None:
+    def _read(self, is_cancelled: Callable[[], bool]) -> None:
         """Read all files. What follows a damaged line in a file, usually the last line before a power cut, is lost."""
         damaged: set[int] = set()
         for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
@@ -152,13 +160,24 @@ class Journal:
                         logger.warning("%s: ignored: it is for another model or of another version", path)
                         continue
                     for line in file:
-                        records.replay(records.decode(line), self.requests, damaged)
+                        if is_cancelled():
+                            raise ConfigurationError(f"--journal {self._folder}: the reading was cancelled")
+                        record = records.decode(line)
+                        if (previous := records.previous_of(record)) is not None:
+                            self._compare(*previous, damaged)
+                        records.replay(record, self.requests, damaged)
                 except (RecordError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
-                    damaged |= self.requests.keys()
+                    damaged.update(self.requests)
             for number in set(self.requests) - known:
                 self._begins(number, segment)
         self._unfinished = {number for number, whole in self.requests.items() if whole.ended is None}
+
+    def _compare(self, segment: int, num_bytes: int, damaged: set[int]) -> None:
+        """Compare a file with the size that it had; if records are lost, all requests before it are damaged."""
+        if self.requests and self._sizes.get(segment, 0) != num_bytes:
+            logger.warning("%s: it lacks its end: later tokens of its requests are ignored", self._path(segment))
+            damaged.update(self.requests)
 
     def _begins(self, number: int, segment: int | None = None) -> None:
         """Note that a request begins in a file, by default the newest."""
@@ -166,7 +185,7 @@ class Journal:
         self._num_beginnings[segment] += 1
 
     def _delete_unneeded(self) -> None:
-        if not self._first_segments and self._sizes[max(self._sizes)] > len(self._header):
+        if not self._first_segments and self._sizes[max(self._sizes)] > len(self._head):
             self._rotate()
         if self.failure and not self._unfinished:  # the ends of all requests that the files have could not be written
             self._delete_all()
@@ -223,6 +242,8 @@ class Journal:
 
     def _begin_segment(self, segment: int) -> bool:
         """Begin a new file; return False if that failed."""
+        last = max(self._sizes, default=0)
+        self._head = self._header + records.encode(records.previous(last, self._sizes.get(last, 0)))
         self._sizes[segment] = self._num_rewritten = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         try:
@@ -231,7 +252,7 @@ class Journal:
             self._fail(str(error.strerror))
             return False
         self._syncer.begin(self._descriptor)
-        self._put(self._header)
+        self._put(self._head)
         return self.is_on
 
     def _write(self, line: bytes) -> None:
@@ -253,8 +274,13 @@ class Journal:
     def _put(self, line: bytes) -> None:
         try:
             written = os.write(self._descriptor, line)
-            self._sizes[max(self._sizes)] += written
-            if written < len(line):
+            newest = max(self._sizes)
+            self._sizes[newest] += written
+            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+            if end != self._sizes[newest]:
+                os.ftruncate(self._descriptor, end - written)
+                self._fail(f"another program has changed {self._path(newest).name}")
+            elif written < len(line):
                 self._fail(f"no space left: {written} of {len(line)} bytes were written")
         except OSError as error:
             self._fail(str(error.strerror))

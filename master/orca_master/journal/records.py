@@ -3,6 +3,7 @@
 | record | array |
 |---|---|
 | Header | `["journal", VERSION, MODEL]`, the first of each file |
+| Previous | `["tokens", [0, FILE, BYTES]]`, the second of each file: the size of the file before it |
 | Accepted | `["accepted", NUMBER, {…}]` |
 | Tokens | `["tokens", [NUMBER, CHOICE, TOKEN] or [NUMBER, CHOICE, TOKEN, FINISH_REASON, LOGPROBS], …]` |
 | Ended | `["ended", NUMBER, SECONDS, ERROR]` |
@@ -11,8 +12,9 @@
 | Request | `["request", NUMBER, {…}, [TOKEN, …], NUM_RESUMED, END]`: a whole request, written again |
 
 The `{…}` have the fields of `Accepted`, `adapter` only if there is one: versions before this field ignore the rest of
-such a file. An element of Tokens ends with PROMPT_LOGPROBS if its output has any. The functions are pure. A request has
-a number, which is shorter than its id. `TokenLog` has the tokens of a request in memory.
+such a file. Previous has the form of a token because versions before it ignore tokens of the request 0, which does not
+exist. An element of Tokens ends with PROMPT_LOGPROBS if its output has any. The functions are pure. A request has a
+number, which is shorter than its id. `TokenLog` has the tokens of a request in memory.
 """
 
 from __future__ import annotations
@@ -147,6 +149,19 @@ def encode(record: list[Any]) -> bytes:
 def header(model: str) -> list[Any]:
     """Return the array of a Header; `model` identifies the model that the requests are for."""
     return ["journal", VERSION, model]
+
+
+def previous(file: int, num_bytes: int) -> list[Any]:
+    """Return the array of a Previous."""
+    return ["tokens", [0, file, num_bytes]]
+
+
+def previous_of(record: list[Any]) -> tuple[int, int] | None:
+    """Return file and bytes of a Previous, None for other records."""
+    match record:
+        case ["tokens", [0, int(file), int(num_bytes)]]:
+            return file, num_bytes
+    return None
 
 
 def accepted(number: int, request: Accepted) -> list[Any]:
