@@ -277,6 +277,58 @@ def test_an_answer_to_a_grammar_is_no_call_and_is_streamed_by_one_parser(tmp_pat
     play(scripted, scene)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_answer_to_a_schema_can_be_calls(tmp_path, form, strict):
+    """As at OpenAI: the schema is that of the text; `parse` of the official client sends only strict functions."""
+    calls = ANSWERS[form].removeprefix("Yes. ")
+    scripted = Scripted(make_model(tmp_path, TEMPLATES[form], MARKERS), f"{calls}{END}", reasoning_parser="deepseek_r1")
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in (ADD, NOW)]
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": tools, "response_format": response_format}
+
+    async def scene(completions: Any) -> None:
+        (choice,) = (await completions.create(**options)).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert [call.function.name for call in choice.message.tool_calls] == ["add", "now"]
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        made = CallGrammar.of(grammar.text)
+        assert (made.form, made.answer_schema, made.reasoning) == (form, schema, "")
+        names = []
+        async for chunk in await completions.create(**options, stream=True):
+            names += [call.function.name for call in chunk.choices[0].delta.tool_calls or [] if call.id]
+            assert not chunk.choices[0].delta.content
+        assert names == ["add", "now"]
+        await completions.create(**options, tool_choice="none")
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert grammar.kind is GrammarKind.JSON
+
+    play(scripted, scene)
+
+
+def test_forced_calls_precede_a_schema_of_answers(tmp_path):
+    """As in vLLM and at OpenAI: the calls come first, and the schema is that of the answer to their results."""
+    answer = f"Hm.</think>{LIST_OF_CALLS}{END}"
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), answer, reasoning_parser="deepseek_r1")
+
+    async def scene(completions: Any) -> None:
+        options = {"model": MODEL, "messages": QUESTION, "tools": [ADD, NOW], "tool_choice": "required"}
+        answer = await completions.create(**options, response_format={"type": "json_object"})
+        message = answer.choices[0].message
+        assert message.reasoning_content == "Hm."
+        assert [call.function.name for call in message.tool_calls] == ["add", "now"]
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        made = CallGrammar.of(grammar.text)
+        assert (made.form, made.reasoning, made.answer_schema) == ("list", "deepseek_r1", None)
+        with pytest.raises(openai.BadRequestError, match="structured_outputs: is not allowed together"):
+            await completions.create(**options, extra_body={"structured_outputs": {"regex": "a"}})
+
+    play(scripted, scene)
+
+
 LIST_OF_CALLS = '[{"name": "add", "parameters": {"x": 1}}, {"name": "now", "parameters": {}}]'
 NAMED_ADD: Any = {"type": "function", "function": {"name": "add"}}
 

@@ -104,6 +104,33 @@ ANSWERS = [
 ]  # fmt: skip
 
 
+# Form, calls in parallel, accepted answers, and texts whose last character is the first refused.
+JSON_OR_CALLS = [
+    (
+        "hermes", True,
+        ['{"s": "<tool_call>x"}', f"<tool_call>\n{ADD_}\n</tool_call>\n<tool_call>{NOW_}</tool_call>"],
+        ["H", '{"s": "a"}\n', f"<tool_call>{ADD_}</tool_call>x", f"<tool_call>{ADD_}</tool_call>{{"],
+    ),
+    ("hermes", False, ['{"s": ""}', f"<tool_call>{ADD_}</tool_call>"], [f"<tool_call>{ADD_}</tool_call><"]),
+    ("llama3_json", True, ['{"s": "a"}', ADD, f"<|python_tag|>{ADD}; {NOW}"], ["H", '{"x', f"{ADD}x"]),
+    ("mistral", True, ['{"s": "a"}', f"[TOOL_CALLS] [{ADD_}]", "[TOOL_CALLS]add2[ARGS]{}"], ["H", "[TOOL_CALLS]x"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_markers", [False, True])
+@pytest.mark.parametrize(("form", "parallel", "accepted", "refused"), JSON_OR_CALLS)
+def test_an_answer_to_a_schema_is_json_or_calls(form, parallel, accepted, refused, with_markers):
+    text = CallGrammar(form, FUNCTIONS, parallel, answer_schema=TEXT).text
+    assert CallGrammar.of(text).text == text
+    tokens = tokenizer(with_markers)
+    made = compiled(tokens, translate(tokens, GrammarKind.CALLS, text))
+    assert not made.is_error(), made.get_error()
+    check(made, list(map(tokens_of, accepted)), list(map(tokens_of, refused)))
+    for answer in accepted:
+        parsed = ToolCallParser(FORMATS[form], SCHEMAS, parallel, is_constrained=True).feed(answer, last=True)
+        assert (bool(parsed.calls), parsed.content) == ((False, answer) if '"s"' in answer else (True, "")), answer
+
+
 @pytest.mark.parametrize("with_markers", [False, True])
 @pytest.mark.parametrize(("form", "parallel", "reasoning", "accepted", "refused"), ANSWERS)
 def test_accepted_and_refused_answers(form, parallel, reasoning, accepted, refused, with_markers):

@@ -95,14 +95,25 @@ Steps = Generator[None, None, None]
 class ToolCallParser:
     """State of one answer. `names`: of the functions; `parallel`: False to drop all calls but the first.
 
+    `is_constrained`: True for an answer to `answer_schema` of a CallGrammar, which begins with a call or has none.
+
     What looks like a call and is none, because it is no JSON or its function does not exist, is text. No character is
     examined again and again, whatever is in an answer; text that is held back is copied with each `feed`.
     """
 
-    def __init__(self, form: ToolCallFormat, names: Collection[str], parallel: bool = True) -> None:
+    def __init__(
+        self, form: ToolCallFormat, names: Collection[str], parallel: bool = True, is_constrained: bool = False
+    ) -> None:
         self._form = form
         self._names = names
         self._parallel = parallel
+        self._beginnings: tuple[str, ...] = ()
+        """Of answers with calls, without white space; empty if calls can follow a text."""
+        if is_constrained:
+            objects = [f'{{"name":"{name}","parameters":' for name in names] if form.whole_answer else []
+            self._beginnings = (form.marker, *objects)
+        elif form.whole_answer:
+            self._beginnings = (form.marker, "{")
         self._text, self._begin = "", 0
         """The text from `_begin` on has not been passed on. Other positions count from there."""
         self._last = False
@@ -128,7 +139,7 @@ class ToolCallParser:
         return self._parsed
 
     def _answer(self) -> Steps:
-        if self._form.whole_answer and not (yield from self._begins_with_a_call()):
+        if self._beginnings and not (yield from self._begins_with_a_call()):
             yield from self._only_text()
         while True:
             if not self._form.whole_answer:
@@ -137,9 +148,9 @@ class ToolCallParser:
 
     def _begins_with_a_call(self) -> Generator[None, None, bool]:
         while True:
-            begun = self._text.lstrip(WHITESPACE)
-            if self._last or not may_become(begun, self._form.marker):
-                return begun.startswith(("{", self._form.marker))
+            begun = "".join(self._text.split())
+            if self._last or not any(may_become(begun, beginning) for beginning in self._beginnings):
+                return begun.startswith(self._beginnings)
             yield
 
     def _only_text(self) -> Steps:
