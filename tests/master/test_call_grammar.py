@@ -19,7 +19,16 @@ from orca_master.text.reasoning import ReasoningParser
 from orca_master.text.tool_calls import FORMATS, ToolCallParser
 from support.grammars import END, byte_tokenizer, ll_tokenizer, tokens_of
 
-MARKERS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<think>",
+    "</think>",
+    "[CALL_ID]",
+)
 VOCABULARY = 300
 NODE = {"type": "object", "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
 NODE |= {"required": ["x"], "additionalProperties": False}
@@ -101,6 +110,11 @@ ANSWERS = [
     ),
     ("mistral", False, "", ["[TOOL_CALLS]add2{}", f"[TOOL_CALLS][{ADD_}]"], [f"[TOOL_CALLS][{ADD_},"]),
     ("mistral", True, "qwen3", ["<think>[TOOL_CALLS]x", "<think></think>[TOOL_CALLS]add2{}"], ["[TOOL_CALLS]x"]),
+    (
+        "mistral", True, "",
+        ['[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"x":1}[TOOL_CALLS]add2[CALL_ID]2[ARGS]{}'],
+        ["[TOOL_CALLS]add[CALL_ID][", "[TOOL_CALLS]add[CALL_ID]{"],
+    ),
 ]  # fmt: skip
 
 
@@ -148,6 +162,7 @@ MARKED = [
     (LIST, "qwen3", [f"<think>a</think>[{ADD}]", f"[{ADD}]"], ["</think>"]),
     (LIST, "deepseek_r1", [f"a</think>[{ADD}]", f"<think></think>[{ADD}]"], [f"[{ADD}]<think>"]),
     (ARGUMENTS, "deepseek_r1", ['</think>{"x":1}'], ["</think>["]),
+    ("mistral", "", ["[TOOL_CALLS]add2[CALL_ID]a1B2c3D4e[ARGS]{}"], ["[TOOL_CALLS]add2[CALL_ID][ARGS]"]),
 ]
 
 
@@ -170,6 +185,7 @@ SNIPPETS = (
     *("{", "}", "[", "]", '"', '"}', '"}}', ": 1", ', "name": "add"', '"arguments": {}', '"parameters": {"x": "', "; "),
     *('{"name": "add", "arguments": {"x": "', '{"name": "say", "parameters": {"s": "', 'say{"s": "', '"arguments": 5}'),
     *(ADD_, NOW_, ADD, NOW, "\\", "a", " ", "\n", "é", '"name": "say", "arguments": {"s": "</think><tool_call>{"'),
+    "add[CALL_ID]add2[ARGS]{",
 )
 """Parts of answers that look like calls, or pretend to be the end of something."""
 SPELLED = [tokens_of(text) for text in SNIPPETS] + [byte_tokenizer(MARKERS).encode(text).ids for text in SNIPPETS]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_master.text.reasoning import BEGIN, END
-from orca_master.text.tool_calls import BEFORE_ARGUMENTS, FORMATS
+from orca_master.text.tool_calls import BEFORE_ARGUMENTS, BEFORE_ID, FORMATS
 
 LIST, ARGUMENTS = "list", "arguments"
 """Forms of forced calls: one or more calls, the arguments of one call."""
@@ -198,9 +198,10 @@ class _Rules:
         else:
             more = f" ({self._marker(form.marker)} bare)*" if parallel else ""
             self._rules.append(f"calls: SPACE? ({self._list()} | bare{more})")
-            separator = self._marker(BEFORE_ARGUMENTS)
+            between = f"({self._marker(BEFORE_ID)} ID)? {self._marker(BEFORE_ARGUMENTS)}"
             names = enumerate(json.dumps(function.name) for function in self._grammar.functions)
-            self._rules += _alternatives("bare", [f"{name} {separator}? arguments_{index}" for index, name in names])
+            self._rules += _alternatives("bare", [f"{name} ({between})? arguments_{index}" for index, name in names])
+            self._rules.append("ID: /[a-zA-Z0-9]{1,64}/")
 
 
 def _alternatives(rule: str, expressions: list[str]) -> list[str]:

@@ -4,7 +4,8 @@ Formats, under vLLM's names of its parsers (`--tool-call-parser`); the models' c
 
 - hermes (Hermes 2 and 3, Qwen 2.5 and 3): <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number, among text
 - llama3_json (Llama 3.1 and later): the whole answer is {"name": …, "parameters": {…}}, several separated by `;`
-- mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}}, or name{…}, or name[ARGS]{…}
+- mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}}, or name{…}, or name[ARGS]{…}, or
+  name[CALL_ID]id[ARGS]{…}, whose id is not that of the API's call
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ToolCallFormat:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Texts that some tokenizers have as special tokens, which are part of an answer nevertheless."""
-        texts = (self.marker, self.closing, BEFORE_ARGUMENTS if self.bare_names else "")
+        texts = (self.marker, self.closing, *((BEFORE_ID, BEFORE_ARGUMENTS) if self.bare_names else ()))
         return tuple(text for text in texts if text)
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
@@ -54,7 +55,7 @@ FORMATS = {
         ToolCallFormat("mistral", "[TOOL_CALLS]", separators=f"{WHITESPACE}[],", bare_names=True, id_characters=9),
     )
 }
-BEFORE_ARGUMENTS = "[ARGS]"
+BEFORE_ID, BEFORE_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 MAX_NAME = 256
 """Maximum characters of a name and what is between the name and its arguments."""
 
@@ -226,7 +227,7 @@ class ToolCallParser:
                 if self._last or len(before) > MAX_NAME:
                     return position
                 yield
-            name = before.strip().removesuffix(BEFORE_ARGUMENTS).strip()
+            name = before.strip().removesuffix(BEFORE_ARGUMENTS).partition(BEFORE_ID)[0].strip()
             if name not in self._names:
                 return position
             scanner, position = CallScanner(name, self._names), position + len(before)
