@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from orca_master.bodies.body import Body, Name
+from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.lengths import (
     at_most,
     check_options,
@@ -39,6 +39,7 @@ class StreamOptions(Body):
     """`stream_options`."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class GenerationRequest(SamplingFields):
@@ -207,6 +208,13 @@ class ChatCompletionRequest(GenerationRequest):
     tools: ToolList = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
+    store: Literal[False] = False
+    metadata: Metadata = {}
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] = []
+    verbosity: Literal["medium"] = "medium"
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    service_tier: Literal["auto", "default"] = "auto"
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatCompletionRequest:

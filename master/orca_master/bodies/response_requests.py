@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator, with_config
 from typing_extensions import TypedDict
 
-from orca_master.bodies.body import Body, Name
+from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.json_values import repeatable
 from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
 from orca_master.bodies.openai_requests import ReasoningEffort, TokenCount
@@ -21,7 +21,6 @@ from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
-MAX_METADATA = 16
 UNSUPPORTED = {
     "conversation": "is not supported: set previous_response_id, or send all items in input",
     "prompt": "prompt templates are not stored: send instructions and input",
@@ -80,17 +79,6 @@ class ResponseStreamOptions(Body):
 
 def _kind_of_input(value: Any) -> str:
     return "[items]" if isinstance(value, list) else "[text]"
-
-
-Metadata = Annotated[
-    dict[
-        Annotated[str, at_most_characters(64), Field(json_schema_extra={"maxLength": 64})],
-        Annotated[str, at_most_characters(512), Field(json_schema_extra={"maxLength": 512})],
-    ],
-    Field(max_length=MAX_METADATA),
-    at_most(MAX_METADATA),
-]
-"""Texts of a client that are returned with an object, by name."""
 
 
 class ResponseRequest(SamplingFields):
