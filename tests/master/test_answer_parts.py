@@ -469,3 +469,26 @@ def test_a_grammar_belongs_to_the_api_key_of_its_request(tmp_path):
         assert (one.owner, two.owner) == (digest("one"), digest("two"))
 
     play(scripted, scene)
+
+
+@pytest.mark.parametrize("tools", [[], [ADD, NOW]])
+def test_each_chunk_of_a_stream_has_the_usage_so_far_on_demand(tmp_path, tools):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), f"One.{END}")
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "stream": True}
+    options |= {"tools": tools} if tools else {}
+
+    async def scene(completions: Any) -> None:
+        continuous = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = [chunk async for chunk in await completions.create(**options, stream_options=continuous)]
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == [0, 1, 2, 3, 4, 5, 5], "after the role, each token, and at the end"
+        assert {chunk.usage.prompt_tokens for chunk in chunks} == {len(scripted.engine.submissions[0].prompt)}
+        assert [bool(chunk.choices) for chunk in chunks] == [*[True] * 6, False]
+        plain = [chunk async for chunk in await completions.create(**options, stream_options={"include_usage": True})]
+        assert [chunk.usage is not None for chunk in plain] == [*[False] * 6, True]
+        assert plain[-1].usage == chunks[-1].usage
+        without = {"continuous_usage_stats": True}
+        chunks = [chunk async for chunk in await completions.create(**options, stream_options=without)]
+        assert [chunk.usage for chunk in chunks] == [None] * 6
+
+    play(scripted, scene)

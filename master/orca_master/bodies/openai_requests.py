@@ -35,11 +35,16 @@ MAX_PARTS = 1024
 """Maximum parts of one message."""
 
 
+UsageInStream = Literal["none", "last", "all"]
+
+
 class StreamOptions(Body):
     """`stream_options`."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
+    """Each chunk has the usage so far, if `include_usage` is true, too (vLLM's)."""
 
 
 class GenerationRequest(SamplingFields):
@@ -105,9 +110,12 @@ class GenerationRequest(SamplingFields):
         return set()
 
     @property
-    def include_usage(self) -> bool:
-        """True if a stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def usage_in_stream(self) -> UsageInStream:
+        """Which chunks of a stream have the usage."""
+        options = self.stream_options or StreamOptions()
+        if not options.include_usage:
+            return "none"
+        return "all" if options.continuous_usage_stats else "last"
 
 
 class CompletionRequest(GenerationRequest):
