@@ -47,6 +47,7 @@ from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, check_min_tokens, salt_of
+from orca_master.endpoint.prompt_logprobs import TokenTexts
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.llm_messages import (
@@ -193,10 +194,9 @@ class LLM:
             self._generation(tokens, sampling, model) for (_, tokens), sampling in zip(inputs, parameters, strict=True)
         ]
         collected = self._loop.run(self._collect_all(generations, use_tqdm))
-        return [
-            RequestOutput(text, tokens, [output_of(index, pieces) for index, pieces in enumerate(choices)])
-            for (text, tokens), choices in zip(inputs, collected, strict=True)
-        ]
+        texts = TokenTexts(self._endpoint.codec)
+        of_prompts = zip(inputs, collected, parameters, strict=True)
+        return [output_of(*prompt, choices, sampling, texts) for prompt, choices, sampling in of_prompts]
 
     def chat(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from orca_contract.model_choices import MAX_NAME_LENGTH, adapters_refusal
+from orca_protos import engine_pb2 as pb
 from pydantic import ValidationError
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts
 from orca_master.errors import ConfigurationError, RequestError
 
 
@@ -52,6 +55,8 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     logprobs: int | None = None
     """Likely tokens beside each sampled one whose log probabilities are returned; None: no log probabilities."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt."""
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
@@ -60,9 +65,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of a token."""
+    """The log probability of a token, its rank among all tokens from 1, None for an unlikely token, and its text."""
 
     logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,8 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """None for the first token, else by token id: those of the token and of the likely ones. None unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +156,27 @@ def chat_of(messages: Sequence[Any], options: Mapping[str, Any]) -> ChatCompleti
         raise described(error.errors()) from error
 
 
-def output_of(index: int, pieces: list[Piece]) -> CompletionOutput:
-    """Return a choice from the pieces of its tokens."""
-    logprobs = [
-        dict(zip(found.token, map(Logprob, found.logprob), strict=True)) | {piece.token: Logprob(found.sampled)}
-        for piece in pieces
-        if (found := piece.logprobs) is not None
+def output_of(
+    text: str | None, tokens: list[int], choices: list[list[Piece]], sampling: SamplingParams, texts: TokenTexts
+) -> RequestOutput:
+    """Return the completions of a prompt from the pieces of their tokens."""
+    outputs = [_completion_of(index, pieces, texts) for index, pieces in enumerate(choices)]
+    if (count := sampling.prompt_logprobs) is None or (found := choices[0][0].prompt_logprobs) is None:
+        return RequestOutput(text, tokens, outputs)
+    entries = itertools.chain.from_iterable(PromptNumbers(tokens, found, count, texts).entries())
+    numbers = [
+        None if entry is None else {token: Logprob(**fields) for token, fields in entry.items()} for entry in entries
     ]
+    return RequestOutput(text, tokens, outputs, numbers)
+
+
+def _completion_of(index: int, pieces: list[Piece], texts: TokenTexts) -> CompletionOutput:
+    logprobs = [_logprobs_of(piece.token, found, texts) for piece in pieces if (found := piece.logprobs) is not None]
     text, tokens = "".join(piece.text for piece in pieces), [piece.token for piece in pieces]
     return CompletionOutput(index, text, tokens, pieces[-1].finish_reason, logprobs or None)
+
+
+def _logprobs_of(sampled: int, found: pb.Logprobs, texts: TokenTexts) -> dict[int, Logprob]:
+    ranks = {token: rank for rank, token in enumerate(found.token, 1)}
+    values = dict(zip(found.token, found.logprob, strict=True)) | {sampled: found.sampled}
+    return {token: Logprob(value, ranks.get(token), texts.of(token)) for token, value in values.items()}

@@ -277,6 +277,58 @@ def test_an_answer_to_a_grammar_is_no_call_and_is_streamed_by_one_parser(tmp_pat
     play(scripted, scene)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_answer_to_a_schema_can_be_calls(tmp_path, form, strict):
+    """As at OpenAI: the schema is that of the text; `parse` of the official client sends only strict functions."""
+    calls = ANSWERS[form].removeprefix("Yes. ")
+    scripted = Scripted(make_model(tmp_path, TEMPLATES[form], MARKERS), f"{calls}{END}", reasoning_parser="deepseek_r1")
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in (ADD, NOW)]
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": tools, "response_format": response_format}
+
+    async def scene(completions: Any) -> None:
+        (choice,) = (await completions.create(**options)).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert [call.function.name for call in choice.message.tool_calls] == ["add", "now"]
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        made = CallGrammar.of(grammar.text)
+        assert (made.form, made.answer_schema, made.reasoning) == (form, schema, "")
+        names = []
+        async for chunk in await completions.create(**options, stream=True):
+            names += [call.function.name for call in chunk.choices[0].delta.tool_calls or [] if call.id]
+            assert not chunk.choices[0].delta.content
+        assert names == ["add", "now"]
+        await completions.create(**options, tool_choice="none")
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert grammar.kind is GrammarKind.JSON
+
+    play(scripted, scene)
+
+
+def test_forced_calls_precede_a_schema_of_answers(tmp_path):
+    """As in vLLM and at OpenAI: the calls come first, and the schema is that of the answer to their results."""
+    answer = f"Hm.</think>{LIST_OF_CALLS}{END}"
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), answer, reasoning_parser="deepseek_r1")
+
+    async def scene(completions: Any) -> None:
+        options = {"model": MODEL, "messages": QUESTION, "tools": [ADD, NOW], "tool_choice": "required"}
+        answer = await completions.create(**options, response_format={"type": "json_object"})
+        message = answer.choices[0].message
+        assert message.reasoning_content == "Hm."
+        assert [call.function.name for call in message.tool_calls] == ["add", "now"]
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        made = CallGrammar.of(grammar.text)
+        assert (made.form, made.reasoning, made.answer_schema) == ("list", "deepseek_r1", None)
+        with pytest.raises(openai.BadRequestError, match="structured_outputs: is not allowed together"):
+            await completions.create(**options, extra_body={"structured_outputs": {"regex": "a"}})
+
+    play(scripted, scene)
+
+
 LIST_OF_CALLS = '[{"name": "add", "parameters": {"x": 1}}, {"name": "now", "parameters": {}}]'
 NAMED_ADD: Any = {"type": "function", "function": {"name": "add"}}
 
@@ -415,5 +467,28 @@ def test_a_grammar_belongs_to_the_api_key_of_its_request(tmp_path):
         one, two = (submission.grammar for submission in scripted.engine.submissions)
         assert one == two, "both share the compiled grammar"
         assert (one.owner, two.owner) == (digest("one"), digest("two"))
+
+    play(scripted, scene)
+
+
+@pytest.mark.parametrize("tools", [[], [ADD, NOW]])
+def test_each_chunk_of_a_stream_has_the_usage_so_far_on_demand(tmp_path, tools):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"], MARKERS), f"One.{END}")
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "stream": True}
+    options |= {"tools": tools} if tools else {}
+
+    async def scene(completions: Any) -> None:
+        continuous = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = [chunk async for chunk in await completions.create(**options, stream_options=continuous)]
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == [0, 1, 2, 3, 4, 5, 5], "after the role, each token, and at the end"
+        assert {chunk.usage.prompt_tokens for chunk in chunks} == {len(scripted.engine.submissions[0].prompt)}
+        assert [bool(chunk.choices) for chunk in chunks] == [*[True] * 6, False]
+        plain = [chunk async for chunk in await completions.create(**options, stream_options={"include_usage": True})]
+        assert [chunk.usage is not None for chunk in plain] == [*[False] * 6, True]
+        assert plain[-1].usage == chunks[-1].usage
+        without = {"continuous_usage_stats": True}
+        chunks = [chunk async for chunk in await completions.create(**options, stream_options=without)]
+        assert [chunk.usage for chunk in chunks] == [None] * 6
 
     play(scripted, scene)

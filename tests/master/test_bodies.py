@@ -240,3 +240,18 @@ def test_tools_are_bounded_together(kind, body, tool):
     with pytest.raises(RequestError, match=r"tools: 10[0-9]{5} bytes of JSON in all tools together") as refused:
         check(kind, body | {"tools": [tool(f"f{number}", schema) for number in range(18)]})
     assert refused.value.field == "tools"
+
+
+def test_fields_without_effect_are_accepted_in_a_chat_as_in_a_response():
+    """Clients send them whatever the server is; values that would have an effect at OpenAI are refused."""
+    same = {"metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "u"}
+    check("response", {"input": "a", **same})
+    of_chat = {"store": False, "modalities": ["text"], "verbosity": "medium"}
+    check(
+        "chat",
+        {"messages": [MESSAGE], "stream": True, "stream_options": {"include_obfuscation": False}, **same, **of_chat},
+    )
+    for field, value in (("store", True), ("modalities", ["audio"]), ("verbosity", "low"), ("service_tier", "flex")):
+        with pytest.raises(RequestError, match=f"^{field}") as refused:
+            check("chat", {"messages": [MESSAGE], field: value})
+        assert refused.value.field == field

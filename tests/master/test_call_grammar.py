@@ -19,7 +19,16 @@ from orca_master.text.reasoning import ReasoningParser
 from orca_master.text.tool_calls import FORMATS, ToolCallParser
 from support.grammars import END, byte_tokenizer, ll_tokenizer, tokens_of
 
-MARKERS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<think>",
+    "</think>",
+    "[CALL_ID]",
+)
 VOCABULARY = 300
 NODE = {"type": "object", "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
 NODE |= {"required": ["x"], "additionalProperties": False}
@@ -101,7 +110,39 @@ ANSWERS = [
     ),
     ("mistral", False, "", ["[TOOL_CALLS]add2{}", f"[TOOL_CALLS][{ADD_}]"], [f"[TOOL_CALLS][{ADD_},"]),
     ("mistral", True, "qwen3", ["<think>[TOOL_CALLS]x", "<think></think>[TOOL_CALLS]add2{}"], ["[TOOL_CALLS]x"]),
+    (
+        "mistral", True, "",
+        ['[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"x":1}[TOOL_CALLS]add2[CALL_ID]2[ARGS]{}'],
+        ["[TOOL_CALLS]add[CALL_ID][", "[TOOL_CALLS]add[CALL_ID]{"],
+    ),
 ]  # fmt: skip
+
+
+# Form, calls in parallel, accepted answers, and texts whose last character is the first refused.
+JSON_OR_CALLS = [
+    (
+        "hermes", True,
+        ['{"s": "<tool_call>x"}', f"<tool_call>\n{ADD_}\n</tool_call>\n<tool_call>{NOW_}</tool_call>"],
+        ["H", '{"s": "a"}\n', f"<tool_call>{ADD_}</tool_call>x", f"<tool_call>{ADD_}</tool_call>{{"],
+    ),
+    ("hermes", False, ['{"s": ""}', f"<tool_call>{ADD_}</tool_call>"], [f"<tool_call>{ADD_}</tool_call><"]),
+    ("llama3_json", True, ['{"s": "a"}', ADD, f"<|python_tag|>{ADD}; {NOW}"], ["H", '{"x', f"{ADD}x"]),
+    ("mistral", True, ['{"s": "a"}', f"[TOOL_CALLS] [{ADD_}]", "[TOOL_CALLS]add2[ARGS]{}"], ["H", "[TOOL_CALLS]x"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_markers", [False, True])
+@pytest.mark.parametrize(("form", "parallel", "accepted", "refused"), JSON_OR_CALLS)
+def test_an_answer_to_a_schema_is_json_or_calls(form, parallel, accepted, refused, with_markers):
+    text = CallGrammar(form, FUNCTIONS, parallel, answer_schema=TEXT).text
+    assert CallGrammar.of(text).text == text
+    tokens = tokenizer(with_markers)
+    made = compiled(tokens, translate(tokens, GrammarKind.CALLS, text))
+    assert not made.is_error(), made.get_error()
+    check(made, list(map(tokens_of, accepted)), list(map(tokens_of, refused)))
+    for answer in accepted:
+        parsed = ToolCallParser(FORMATS[form], SCHEMAS, parallel, is_constrained=True).feed(answer, last=True)
+        assert (bool(parsed.calls), parsed.content) == ((False, answer) if '"s"' in answer else (True, "")), answer
 
 
 @pytest.mark.parametrize("with_markers", [False, True])
@@ -121,6 +162,7 @@ MARKED = [
     (LIST, "qwen3", [f"<think>a</think>[{ADD}]", f"[{ADD}]"], ["</think>"]),
     (LIST, "deepseek_r1", [f"a</think>[{ADD}]", f"<think></think>[{ADD}]"], [f"[{ADD}]<think>"]),
     (ARGUMENTS, "deepseek_r1", ['</think>{"x":1}'], ["</think>["]),
+    ("mistral", "", ["[TOOL_CALLS]add2[CALL_ID]a1B2c3D4e[ARGS]{}"], ["[TOOL_CALLS]add2[CALL_ID][ARGS]"]),
 ]
 
 
@@ -143,6 +185,7 @@ SNIPPETS = (
     *("{", "}", "[", "]", '"', '"}', '"}}', ": 1", ', "name": "add"', '"arguments": {}', '"parameters": {"x": "', "; "),
     *('{"name": "add", "arguments": {"x": "', '{"name": "say", "parameters": {"s": "', 'say{"s": "', '"arguments": 5}'),
     *(ADD_, NOW_, ADD, NOW, "\\", "a", " ", "\n", "é", '"name": "say", "arguments": {"s": "</think><tool_call>{"'),
+    "add[CALL_ID]add2[ARGS]{",
 )
 """Parts of answers that look like calls, or pretend to be the end of something."""
 SPELLED = [tokens_of(text) for text in SNIPPETS] + [byte_tokenizer(MARKERS).encode(text).ids for text in SNIPPETS]

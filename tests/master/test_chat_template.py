@@ -261,3 +261,15 @@ def test_an_unfinished_message_is_rendered_up_to_its_last_character(tmp_path):
     source = "{{ messages[0].content }}"
     with pytest.raises(RequestError, match="does not write the text of the last message"):
         unfinished("Hi", "Once")
+
+
+def test_a_template_that_does_not_know_developers_has_their_messages_from_the_system(tmp_path):
+    """Qwen's and Llama's templates would drop them, or write a role that the model does not know."""
+    known = "{% if m.role in ('system', 'user') %}{{ m.role }}: {{ m.content }}|{% endif %}"
+    source = f"{{% for m in messages %}}{known}{{% endfor %}}"
+    said = [("developer", "a"), ("user", "b"), ("system", "c"), ("developer", "d"), ("developer", "e"), ("user", "f")]
+    messages = [ChatMessage(role=role, content=content) for role, content in said]
+    rendered = render(template(tmp_path, source), messages)
+    assert rendered == "system: a|user: b|system: c\n\nd\n\ne|user: f|"
+    knows = template(tmp_path, f"{{# developer #}}{source}")
+    assert render(knows, messages) == "user: b|system: c|user: f|", "which is the template's own decision"

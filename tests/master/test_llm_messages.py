@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from orca_master.endpoint.choice_run import Piece
+from orca_master.endpoint.prompt_logprobs import TokenTexts
 from orca_master.errors import RequestError
 from orca_master.llm import CLOSED, LLM
 from orca_master.llm_messages import Logprob, SamplingParams, output_of
@@ -95,12 +96,32 @@ def test_log_probabilities_are_requested_and_returned_by_token(llm, scripted):
     llm.generate("a", SamplingParams(logprobs=2))
     assert scripted.engine.submissions[0].sampling.logprobs == 2
     found = pb.Logprobs(sampled=-2.0, token=[4, 7], logprob=[-0.5, -1.0])
-    output = output_of(0, [Piece(0, "x", 9, found, None), Piece(0, "y", 4, found, "length")])
-    assert output.logprobs == [
-        {4: Logprob(-0.5), 7: Logprob(-1.0), 9: Logprob(-2.0)},
-        {4: Logprob(-2.0), 7: Logprob(-1.0)},
+    texts, sampling = TokenTexts(scripted.codec), SamplingParams()
+    choices = [[Piece(0, "x", 9, found, None), Piece(0, "y", 4, found, "length")], [Piece(1, "x", 9, None, "stop")]]
+    one, two = output_of(None, [1], choices, sampling, texts).outputs
+    assert one.logprobs == [
+        {4: Logprob(-0.5, 1, "%"), 7: Logprob(-1.0, 2, "("), 9: Logprob(-2.0, None, "*")},
+        {4: Logprob(-2.0, 1, "%"), 7: Logprob(-1.0, 2, "(")},
     ]
-    assert output_of(0, [Piece(0, "x", 9, None, "stop")]).logprobs is None
+    assert two.logprobs is None
+
+
+def test_log_probabilities_of_the_prompt_are_requested_and_returned(llm, scripted):
+    [output] = llm.generate("a", SamplingParams(prompt_logprobs=1))
+    assert scripted.engine.submissions[0].sampling.prompt_logprobs == 1
+    assert output.prompt_logprobs == [None], "a single token has none"
+    [output] = llm.generate("a")
+    assert output.prompt_logprobs is None
+    found = pb.PromptLogprobs(logprob=[-2.0, -0.5], rank=[9, 1], likely_token=[7, 4], likely_logprob=[-1.0, -0.5])
+    choices = [[Piece(0, "x", 9, None, "stop", prompt_logprobs=found)], [Piece(1, "y", 9, None, "stop")]]
+    output = output_of("%*%", [4, 9, 4], choices, SamplingParams(prompt_logprobs=1), TokenTexts(scripted.codec))
+    assert output.prompt_logprobs == [
+        None,
+        {9: Logprob(-2.0, 9, "*"), 7: Logprob(-1.0, 1, "(")},
+        {4: Logprob(-0.5, 1, "%")},
+    ]
+    with pytest.raises(RequestError, match=r"^prompt_logprobs: Input should be less than or equal to 20$"):
+        llm.generate("a", SamplingParams(prompt_logprobs=21))
 
 
 def test_a_chat_is_rendered_by_the_template(llm, scripted):

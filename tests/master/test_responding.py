@@ -145,7 +145,7 @@ def test_the_beginning_of_a_stream_is_built_a_few_choices_at_a_time(tmp_path, nu
         first = asyncio.create_task(piece())
         await first
         counting = asyncio.create_task(count())
-        stream = [together async for together in events(generation, rest(), first, False, style, None)]
+        stream = [together async for together in events(generation, rest(), first, "none", style, None)]
         counting.cancel()
         return stream, turns
 

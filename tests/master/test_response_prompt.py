@@ -9,6 +9,7 @@ from orca_master.bodies.lengths import MIN_CHARACTERS, Lengths
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.response_items import FunctionCallItem, MessageItem
 from orca_master.bodies.response_requests import LOGPROBS, ResponseRequest
+from orca_master.bodies.sampling_fields import SamplingFields
 from orca_master.endpoint.response_prompt import chat_request, in_response_fields, response_fields
 from orca_master.errors import QueueFullError, RequestError
 
@@ -102,8 +103,12 @@ def test_fields_of_the_same_meaning():
     values: dict[str, Any] = {
         "model": "m", "temperature": 0.5, "top_p": 0.9, "stream": True, "parallel_tool_calls": False, "top_k": 3,
         "min_p": 0.1, "seed": 1, "ignore_eos": True, "priority": 1, "cache_salt": "s",
-        "chat_template_kwargs": {"a": 1}, "user": "u",
+        "chat_template_kwargs": {"a": 1}, "user": "u", "stop": ["a"], "stop_token_ids": [3], "bad_words": ["b"],
+        "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"4": 1.0},
+        "min_tokens": 2, "skip_special_tokens": False, "include_stop_str_in_output": True,
+        "structured_outputs": {"regex": "a"},
     }  # fmt: skip
+    assert values.keys() > SamplingFields.model_fields.keys()
     request = chat(**values, max_output_tokens=7, include=[LOGPROBS], top_logprobs=2)
     assert {name: getattr(request, name) for name in values} == values
     assert (request.max_completion_tokens, request.logprobs, request.top_logprobs) == (7, True, 2)

@@ -57,6 +57,12 @@ def test_null_means_the_default():
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"n": 2}, "n", "unknown or not supported"),
+        ({"stop": ""}, "stop", "must not be empty"),
+        (
+            {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}},
+            "structured_outputs",
+            "not allowed together with text.format",
+        ),
     ],
 )
 def test_what_is_refused_is_named(fields, field, words):

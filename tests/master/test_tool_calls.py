@@ -62,6 +62,13 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ),
     ("mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none", []),
     ("mistral", "[TOOL", "[TOOL", []),
+    (
+        "mistral",
+        '[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"x": 1}[TOOL_CALLS]weather [CALL_ID] b [ARGS] {}',
+        "",
+        [("add", {"x": 1}), ("weather", {})],
+    ),
+    ("mistral", "[TOOL_CALLS]no[CALL_ID]add[ARGS]{}", "[TOOL_CALLS]no[CALL_ID]add[ARGS]{}", []),
 ]
 
 

@@ -21,14 +21,12 @@ from orca_master.bodies.logit_bias import MAX_BIASES
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import (
     MAX_CHOICES,
-    MAX_COUNT,
     MAX_MESSAGES,
-    MAX_STOP_CHARACTERS,
-    MAX_STOP_STRINGS,
     ChatCompletionRequest,
     CompletionRequest,
 )
 from orca_master.bodies.prompts import MAX_PROMPTS
+from orca_master.bodies.sampling_fields import MAX_COUNT, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import serve

@@ -210,14 +210,25 @@ def test_the_official_client_parses_calls_into_models(client):
         assert same.function.parsed_arguments == call.function.parsed_arguments
 
 
+def test_an_answer_is_a_model_of_the_client_or_calls(client):
+    options: Any = {"model": NAME, "messages": HELLO, "response_format": Add, "seed": 1, "max_tokens": 600}
+    options |= {"tools": [openai.pydantic_function_tool(Add, name="add")], "parallel_tool_calls": False}
+    kinds = set()
+    for bias in (-100, 0, 100):
+        (choice,) = client.chat.completions.parse(**options, logit_bias={str(BEGIN): bias}).choices
+        message = choice.message
+        for call in message.tool_calls or []:
+            assert isinstance(call.function.parsed_arguments, Add)
+        assert choice.finish_reason == ("tool_calls" if message.tool_calls else "stop")
+        assert bool(message.tool_calls) != isinstance(message.parsed, Add)
+        kinds.add(choice.finish_reason)
+    assert kinds == {"stop", "tool_calls"}
+
+
 REQUIRED = {"tools": [function("f", None)], "tool_choice": "required"}
 INVALID = {
     "unknown function": ({**REQUIRED, "tool_choice": named("g")}, "tool_choice: tools has no function 'g'"),
     "no tools": ({"tool_choice": "required"}, "tool_choice: needs tools"),
-    "response_format": (
-        {**REQUIRED, "response_format": {"type": "json_object"}},
-        "response_format: is not allowed together with tool_choice required",
-    ),
     "structured_outputs": (
         {"tools": [function("f", None, strict=True)], "structured_outputs": {"regex": "a"}},
         "structured_outputs: is not allowed together with tool_choice required, a named function, or a strict function",
@@ -229,6 +240,16 @@ INVALID = {
     "long": (
         {"tools": [function(f"f{i}", {"title": "x" * 60_000}) for i in range(3)], "tool_choice": "required"},
         "tools: the list of functions cannot be compiled: it has more than 131072 bytes",
+    ),
+    "response_format": (
+        {
+            "tools": [function("f", None)],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"properties": {"a": {"uniqueItems": True}}}},
+            },
+        },
+        "response_format: the schema cannot be compiled: #/properties/a: ",
     ),
 }
 

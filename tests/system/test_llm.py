@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from orca import LLM, SamplingParams
 from orca_master.errors import ConfigurationError, RequestError
 from support.checkpoints import make_model, make_prompts, reference, with_tokenizer
@@ -69,6 +70,22 @@ def test_adapters_generate_what_the_merged_models_generate(checkpoint, tmp_path)
         refusal = r"^model: 'other' is not loaded, choose from 'llama-gqa-tied', 'sql', 'poems'$"
         with pytest.raises(RequestError, match=refusal):
             llm.generate("x", model="other")
+
+
+def test_log_probabilities_of_a_prompt_equal_transformers(checkpoint, references, tmp_path):
+    (of_model,) = references(NAME, (33,), 1)
+    expected = torch.log_softmax(of_model.logits[:32], dim=-1)
+    with LLM(with_tokenizer(checkpoint(NAME), tmp_path), dtype="float32") as llm:
+        (output,) = llm.generate([list(of_model.prompt)], SamplingParams(prompt_logprobs=2, max_tokens=1, n=2))
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for values, token, entry in zip(expected, of_model.prompt[1:], output.prompt_logprobs[1:], strict=True):
+        assert entry is not None
+        assert {token} | set(values.topk(2).indices.tolist()) == entry.keys()
+        assert {other: found.logprob for other, found in entry.items()} == pytest.approx(
+            {other: values[other].item() for other in entry}, abs=1e-4
+        )
+        assert entry[token].rank == 1 + (values > values[token]).sum().item()
 
 
 AHEAD = """

@@ -212,10 +212,9 @@ def test_weights_that_are_missing_or_misshapen(copy):
 
 
 def test_an_untied_head_that_is_missing_is_named(copy):
-    """As of Qwen3-Embedding-8B."""
-    path = copy("qwen3-unprefixed-tied")
+    path = copy("qwen3-gqa-tied")
     edit(path, tie_word_embeddings=False)
-    with pytest.raises(ModelError, match=r"lm_head\.weight is missing and tie_word_embeddings is false: models"):
+    with pytest.raises(ModelError, match=r"lm_head\.weight is missing and tie_word_embeddings is false: the weights"):
         check_model(path, 1, 1, 0, range(1))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from orca_worker.checkpoint import Checkpoint
+from orca_worker.model_check import check_model
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
 from transformers import AutoModelForCausalLM
@@ -41,6 +43,20 @@ def test_a_stored_head_that_differs_is_used_as_in_transformers(
     logits = model.logits(model.iteration([(0, 0, TOKENS)], max_tokens=16))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert ("lm_head.weight differs from" in caplog.text) == bool(change)
+
+
+@pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
+def test_a_model_saved_without_its_head_is_tied(num_partitions, ranks, checkpoint, tmp_path, caplog):
+    """As Qwen3-Embedding-8B, whose tensors have no prefix; transformers would draw a head."""
+    tied = checkpoint("qwen3-unprefixed-tied")
+    path = shutil.copytree(tied, tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    check_model(path, num_partitions, ranks, 0, range(num_partitions))
+    expected, model = (PartitionedModel(folder, num_partitions, ranks) for folder in (tied, path))
+    part = [(0, 0, TOKENS)]
+    assert torch.equal(model.logits(model.iteration(part, 16)), expected.logits(expected.iteration(part, 16)))
+    assert "lm_head.weight is missing: the embedding is the head" in caplog.text
 
 
 @pytest.mark.parametrize(

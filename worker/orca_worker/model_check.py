@@ -29,6 +29,7 @@ from orca_worker.model_config import read_model_config
 from orca_worker.models.family import ModelConfig
 from orca_worker.quantized_checkpoints.quantization_config import MARKERS, check_use
 from orca_worker.quantized_checkpoints.weight_format import WeightFormat, errors_of
+from orca_worker.stored_head import tied_without_head
 from orca_worker.weight_headers import WeightHeaders
 
 LAYER = re.compile(r"^(?:transformer\.|model\.)?(?:h|layers)\.(\d{1,6})\.")
@@ -70,6 +71,7 @@ def check_model(
         raise ModelError(
             f"{folder / 'config.json'}: {config.num_layers} layers, but the weights have no layer {missing[0]}"
         )
+    config = tied_without_head(config, weights.file_of)
     config.check_fits(pipeline_parallel_size, tensor_parallel_size)
     sizes = {}
     for partition in partitions:
@@ -102,8 +104,7 @@ def _check_described(folder: Path, name: str, stored: Container[str], weight_for
                 )
     if name == "lm_head.weight":
         raise ModelError(
-            f"{folder}: tensor {name} is missing and tie_word_embeddings is false: models without a head, such as "
-            "Qwen3-Embedding-8B, are not supported; the 0.6B and 4B sizes are, whose heads are tied"
+            f"{folder}: tensor {name} is missing and tie_word_embeddings is false: the weights are incomplete"
         )
 
 

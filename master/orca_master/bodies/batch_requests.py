@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from orca_master.bodies.body import Body, Name
-from orca_master.bodies.response_requests import Metadata
+from orca_master.bodies.body import Body, Metadata, Name
 
 
 def _check_characters(metadata: Metadata) -> Metadata:

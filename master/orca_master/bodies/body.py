@@ -6,12 +6,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 
-from orca_master.bodies.lengths import at_most_characters
+from orca_master.bodies.lengths import at_most, at_most_characters
 
 MAX_NAME = 4096
 """Maximum characters of a text that is neither prompt nor message."""
 # pydantic's own max_length would refuse a text with a lone surrogate, which is harmless outside prompts.
 Name = Annotated[str, Field(json_schema_extra={"maxLength": MAX_NAME}), at_most_characters(MAX_NAME)]
+MAX_METADATA = 16
+Metadata = Annotated[
+    dict[
+        Annotated[str, at_most_characters(64), Field(json_schema_extra={"maxLength": 64})],
+        Annotated[str, at_most_characters(512), Field(json_schema_extra={"maxLength": 512})],
+    ],
+    Field(max_length=MAX_METADATA),
+    at_most(MAX_METADATA),
+]
+"""Texts of a client that are returned with an object, by name."""
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """Priority of a request under `--scheduling-policy priority`: a smaller one is served earlier."""
 

@@ -14,7 +14,8 @@ from pydantic_core import PydanticCustomError
 from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import Lengths, at_most, check_options
 from orca_master.bodies.messages_blocks import CacheControl, Messages, TextBlock, Texts, text_of
-from orca_master.bodies.openai_requests import MAX_COUNT, MAX_STOP_STRINGS, StopString, TokenCount
+from orca_master.bodies.openai_requests import TokenCount
+from orca_master.bodies.sampling_fields import MAX_COUNT, MAX_STOP_STRINGS, StopString
 from orca_master.bodies.tools import MAX_TOOLS, FunctionName, check_size
 
 

@@ -1,8 +1,7 @@
 """Request bodies of the OpenAI API; unsupported fields are refused with an error that names the field.
 
-Source: OpenAI API reference, "Completions" and "Chat". Further fields (`top_k`, `ignore_eos` …) have vLLM's
-names and meanings. Lengths are checked before contents, and a list is refused at its first invalid entry
-(lengths.py).
+Source: OpenAI API reference, "Completions" and "Chat". Further fields have vLLM's names and meanings. Lengths are
+checked before contents, and a list is refused at its first invalid entry (lengths.py).
 """
 
 from __future__ import annotations
@@ -11,95 +10,55 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    field_validator,
     model_validator,
 )
 
-from orca_master.bodies.bad_words import BadWords
-from orca_master.bodies.body import Body, Name, Priority
+from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.lengths import (
     at_most,
-    at_most_characters,
     check_options,
     check_texts,
     few_entries,
 )
-from orca_master.bodies.logit_bias import LogitBias
-from orca_master.bodies.prompts import Prompts, TokenId
-from orca_master.bodies.structured_outputs import ResponseFormat, StructuredOutputs, grammar_of
+from orca_master.bodies.prompts import Prompts
+from orca_master.bodies.sampling_fields import MAX_COUNT, SamplingFields
+from orca_master.bodies.structured_outputs import ResponseFormat, grammar_of
 from orca_master.bodies.tools import NamedTool, ToolCalls, ToolList
 from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
-MAX_COUNT = 10**9
-"""Maximum number of tokens: above every sequence length, and within the protocol's 32 bits."""
 TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024
-"""Maximum length of a stop string."""
 MAX_CHOICES = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 """Maximum parts of one message."""
-StopString = Annotated[
-    str,
-    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}),
-    at_most_characters(MAX_STOP_CHARACTERS),
-]
+
+
+UsageInStream = Literal["none", "last", "all"]
 
 
 class StreamOptions(Body):
     """`stream_options`."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
+    """Each chunk has the usage so far, if `include_usage` is true, too (vLLM's)."""
 
 
-class GenerationRequest(Body):
+class GenerationRequest(SamplingFields):
     """Fields shared by completions and chat completions."""
 
     model: Name | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: (
-        StopString
-        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)]
-        | None
-    ) = None
-    stop_token_ids: Annotated[
-        list[TokenId], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), at_most(MAX_STOP_STRINGS)
-    ] = []
-    include_stop_str_in_output: bool = False
-    bad_words: BadWords = []
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    logit_bias: LogitBias = {}
-    ignore_eos: bool = False
-    priority: Priority = 0
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    skip_special_tokens: bool = True
     return_token_ids: bool = False
     prompt_logprobs: LogprobCount | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Name | None = None
-    cache_salt: Name | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-
-    @field_validator("stop")
-    @classmethod
-    def _no_empty_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        if stop == "" or (isinstance(stop, list) and "" in stop):
-            raise ValueError("a stop string must not be empty")
-        return stop
 
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationRequest:
@@ -151,14 +110,12 @@ class GenerationRequest(Body):
         return set()
 
     @property
-    def stop_strings(self) -> list[str]:
-        """`stop` as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def include_usage(self) -> bool:
-        """True if a stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def usage_in_stream(self) -> UsageInStream:
+        """Which chunks of a stream have the usage."""
+        options = self.stream_options or StreamOptions()
+        if not options.include_usage:
+            return "none"
+        return "all" if options.continuous_usage_stats else "last"
 
 
 class CompletionRequest(GenerationRequest):
@@ -259,6 +216,13 @@ class ChatCompletionRequest(GenerationRequest):
     tools: ToolList = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
+    store: Literal[False] = False
+    metadata: Metadata = {}
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] = []
+    verbosity: Literal["medium"] = "medium"
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    service_tier: Literal["auto", "default"] = "auto"
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatCompletionRequest:

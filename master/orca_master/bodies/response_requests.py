@@ -1,6 +1,6 @@
 """`ResponseRequest`: the body of POST /v1/responses; unsupported fields are refused with the way out.
 
-Source: OpenAI API reference, "Responses". Further fields (`top_k`, `ignore_eos` …) have vLLM's names and meanings.
+Source: OpenAI API reference, "Responses". Further fields have vLLM's names and meanings.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator, with_config
 from typing_extensions import TypedDict
 
-from orca_master.bodies.body import Body, Name, Priority
+from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.json_values import repeatable
 from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
-from orca_master.bodies.openai_requests import MAX_COUNT, ReasoningEffort, TokenCount
+from orca_master.bodies.openai_requests import ReasoningEffort, TokenCount
 from orca_master.bodies.response_items import InputItem, InputItems, MessageItem
+from orca_master.bodies.sampling_fields import SamplingFields
 from orca_master.bodies.tools import MAX_TOOLS, FunctionName, check_size
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
-MAX_METADATA = 16
 UNSUPPORTED = {
     "conversation": "is not supported: set previous_response_id, or send all items in input",
     "prompt": "prompt templates are not stored: send instructions and input",
@@ -81,18 +81,7 @@ def _kind_of_input(value: Any) -> str:
     return "[items]" if isinstance(value, list) else "[text]"
 
 
-Metadata = Annotated[
-    dict[
-        Annotated[str, at_most_characters(64), Field(json_schema_extra={"maxLength": 64})],
-        Annotated[str, at_most_characters(512), Field(json_schema_extra={"maxLength": 512})],
-    ],
-    Field(max_length=MAX_METADATA),
-    at_most(MAX_METADATA),
-]
-"""Texts of a client that are returned with an object, by name."""
-
-
-class ResponseRequest(Body):
+class ResponseRequest(SamplingFields):
     """Body of POST /v1/responses."""
 
     input: Annotated[
@@ -102,8 +91,6 @@ class ResponseRequest(Body):
     model: Name | None = None
     instructions: Annotated[str, check_text] | None = None
     max_output_tokens: TokenCount | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: bool = True
@@ -124,12 +111,6 @@ class ResponseRequest(Body):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] = "auto"
-    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    ignore_eos: bool = False
-    priority: Priority = 0
-    cache_salt: Name | None = None
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
 
     @model_validator(mode="before")
@@ -158,6 +139,8 @@ class ResponseRequest(Body):
                 raise ValueError(f"text: format.{name} is missing, it is needed with type: json_schema")
         if not wanted and any(form.get(name) is not None for name in ("name", "description", "schema", "strict")):
             raise ValueError("text: name, description, schema and strict of format are only allowed with json_schema")
+        if self.structured_outputs is not None and form["type"] != "text":
+            raise ValueError("structured_outputs: is not allowed together with text.format")
         return self
 
     @property

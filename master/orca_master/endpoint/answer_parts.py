@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,12 +116,15 @@ class AnswerFormat:
         if not isinstance(body, ChatCompletionRequest):
             return body.grammar
         form = "" if self.tool_calls is None else self.tool_calls.name
-        calls, grammar = grammar_of_calls(body, form, self._reasoning_of(body) or ""), body.grammar
-        if calls is not None and grammar is not None:
-            field = grammar.field
+        if (grammar := body.grammar) is None or not body.tool_names:
+            return grammar or grammar_of_calls(body, form, self._reasoning_of(body) or "")
+        if body.structured_outputs is None:  # response_format: of the answer after the calls, as at OpenAI
+            schema = None if body.forces_calls else json.loads(grammar.text)
+            return grammar_of_calls(body, form, self._reasoning_of(body) or "" if body.forces_calls else "", schema)
+        if body.forces_calls or any(tool.function.strict for tool in body.tools):
             message = "is not allowed together with tool_choice required, a named function, or a strict function"
-            raise RequestError(f"{field}: {message}", field)
-        return calls or grammar
+            raise RequestError(f"structured_outputs: {message}", "structured_outputs")
+        return grammar
 
     def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
         """Return texts of tokens that are part of the answers, even if they are special tokens."""
@@ -142,8 +146,8 @@ class AnswerFormat:
             tools = ArgumentsParser(body.tool_choice.function.name)
         elif body.tool_choice == "required":
             tools = ListParser()
-        elif body.tool_names and self.tool_calls is not None and not body.has_grammar:
-            tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls)
+        elif body.tool_names and self.tool_calls is not None and body.structured_outputs is None:
+            tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls, body.has_grammar)
         return AnswerParser(reasoning, tools)
 
     def _reasoning_of(self, body: ChatCompletionRequest) -> str | None:
@@ -153,7 +157,8 @@ class AnswerFormat:
         does not begin within the reasoning.
         """
         is_begun = body.continue_final_message and not continues_reasoning(body)
-        return BY_TAG if self.reasoning is not None and (is_begun or body.has_grammar) else self.reasoning
+        is_constrained = body.has_grammar and not body.forces_calls
+        return BY_TAG if self.reasoning is not None and (is_begun or is_constrained) else self.reasoning
 
 
 def continues_reasoning(body: ChatCompletionRequest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.tools import Function, NamedTool
@@ -15,10 +16,13 @@ FIELD = "tools"
 ANY_ARGUMENTS = {"type": "object"}
 
 
-def grammar_of_calls(body: ChatCompletionRequest, form: str, reasoning: str) -> Grammar | None:
+def grammar_of_calls(
+    body: ChatCompletionRequest, form: str, reasoning: str, answer_schema: dict[str, Any] | None = None
+) -> Grammar | None:
     """Return the grammar of a request's calls, None if the model alone decides about them.
 
     `form`: the model's own format of calls (tool_calls.py). `reasoning`: that of its reasoning, "" without any.
+    `answer_schema`: of an answer without calls, None for any text.
     Raises RequestError for a schema that is not one of objects.
     """
     functions = [tool.function for tool in body.tools]
@@ -28,7 +32,7 @@ def grammar_of_calls(body: ChatCompletionRequest, form: str, reasoning: str) -> 
         names, form = {function.name for function in functions}, LIST
     else:
         names = {function.name for function in functions if function.strict and choice != "none"}
-    if not names:
+    if not names and answer_schema is None:
         return None
     called = tuple(
         _callable(function, f"{FIELD}.{index}.function.parameters", function.name in names)
@@ -37,7 +41,7 @@ def grammar_of_calls(body: ChatCompletionRequest, form: str, reasoning: str) -> 
     )
     try:
         _check_size(called)
-        text = CallGrammar(form, called, body.parallel_tool_calls, reasoning).text
+        text = CallGrammar(form, called, body.parallel_tool_calls, reasoning, answer_schema).text
     except RecursionError as error:
         raise RequestError(f"{FIELD}: nested too deeply", FIELD) from error
     return Grammar(GrammarKind.CALLS, text, FIELD)

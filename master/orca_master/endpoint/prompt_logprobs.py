@@ -25,7 +25,7 @@ MAX_NUMBERS = 2**20
 LEAST = -9999.0
 """Stands for a probability of 0, because JSON has no infinity (vLLM's)."""
 SPACES = re.compile(r"\s*")
-Entry = dict[int, dict[str, float | int | str]]
+Entry = dict[int, dict[str, Any]]
 """Fields of PromptLogprob by token id."""
 
 
@@ -180,7 +180,7 @@ class PromptNumbers:
             entry[other] = self._number(other, value, place)
         return entry
 
-    def _number(self, token: int, value: float, rank: int) -> dict[str, float | int | str]:
+    def _number(self, token: int, value: float, rank: int) -> dict[str, Any]:
         """Return the fields of a PromptLogprob."""
         return {"logprob": max(value, LEAST), "rank": rank, "decoded_token": self._texts.of(token)}
 

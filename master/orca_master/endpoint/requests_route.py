@@ -69,7 +69,7 @@ def _stream(endpoint: Endpoint, remembered: ResumableRequest, style: Format, las
     generation = remembered.generation(endpoint.generator)
     pieces = remembered.pieces(generation)
     first = asyncio.ensure_future(anext(pieces))
-    all_events = events(generation, pieces, first, remembered.body.include_usage, style, itertools.count(1))
+    all_events = events(generation, pieces, first, remembered.body.usage_in_stream, style, itertools.count(1))
     return EventStream(_after(all_events, last_event), first)
 
 

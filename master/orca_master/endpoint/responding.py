@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from orca_master.bodies.openai_requests import GenerationRequest
+from orca_master.bodies.openai_requests import GenerationRequest, UsageInStream
 from orca_master.endpoint.best_of import best_choices
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
@@ -108,7 +108,7 @@ async def respond(
         return await deliver_body(request, _whole(generation, pieces, style))
     numbers = None if recorder is None else itertools.count(1)
     return await deliver_stream(
-        request, pieces, lambda first: events(generation, pieces, first, body.include_usage, style, numbers)
+        request, pieces, lambda first: events(generation, pieces, first, body.usage_in_stream, style, numbers)
     )
 
 
@@ -184,7 +184,7 @@ async def events(
     generation: Generation,
     pieces: AsyncIterator[list[Piece]],
     first: asyncio.Task[list[Piece]],
-    include_usage: bool,
+    usage_in_stream: UsageInStream,
     style: Format,
     numbers: Iterator[int] | None,
 ) -> AsyncIterator[list[str]]:
@@ -197,26 +197,33 @@ async def events(
     """Events that have not been yielded."""
     opening = style.opening(generation)
     generated = num_cached = 0
+
+    def event_of(chunk: str) -> str:
+        if usage_in_stream == "all":
+            usage = _json(usage_of(generation, generated, num_cached).model_dump())
+            chunk = f'{chunk[:-1]},"usage":{usage}}}'
+        return _event(chunk, numbers)
+
     try:
         async with groups_of(first, pieces) as groups:
             async for together in groups:
                 for chunk in opening:  # none from the second group on
-                    ready.append(_event(_json(dump(chunk)), numbers))
+                    ready.append(event_of(_json(dump(chunk))))
                     if len(ready) == OPENING_CHUNKS:
                         yield ready
                         ready = []
                         await asyncio.sleep(0)  # thousands of choices can repeat long prompts: others are served
+                num_cached += generation.num_cached(together)
                 for piece in together:
                     if piece.prompt_logprobs is not None:
                         for chunk in style.prompt_chunks(generation, piece):
-                            yield [*ready, _event(_json(dump(chunk)), numbers)]
+                            yield [*ready, event_of(_json(dump(chunk)))]
                             ready = []
-                    ready.append(_event(chunk_json.of(piece), numbers))
                     generated += 1
-                num_cached += generation.num_cached(together)
+                    ready.append(event_of(chunk_json.of(piece)))
                 yield ready
                 ready = []
-        if include_usage:
+        if usage_in_stream != "none":
             usage = usage_of(generation, generated, num_cached)
             ready.append(_event(_json(dump(style.usage_chunk(generation, usage))), numbers))
         ready.append(_event("[DONE]", numbers))

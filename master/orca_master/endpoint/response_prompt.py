@@ -22,6 +22,7 @@ from orca_master.bodies.response_items import (
     text_of,
 )
 from orca_master.bodies.response_requests import FunctionToolChoice, ResponseRequest
+from orca_master.bodies.sampling_fields import SamplingFields
 from orca_master.bodies.validation import described
 from orca_master.errors import RequestError
 
@@ -33,10 +34,7 @@ FIELDS = {
     "response_format": "text",
 }
 """Fields of the chat API → fields of the Responses API, in errors."""
-SAME_FIELDS = (
-    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_k", "min_p", "seed", "ignore_eos",
-    "priority", "cache_salt", "chat_template_kwargs", "user",
-)  # fmt: skip
+SAME_FIELDS = ("model", "stream", "parallel_tool_calls", "chat_template_kwargs", "user", *SamplingFields.model_fields)
 
 
 @contextlib.contextmanager

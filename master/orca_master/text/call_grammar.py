@@ -2,8 +2,9 @@
 
 An answer of forced calls is nothing else: a list of {"name", "parameters"} (form `list`), or the arguments of one
 function (form `arguments`). In a format of tool_calls.py an answer is any text, and from the place where the format has
-a call on it must be a call of one of the functions. The parsers of tool_calls.py and reasoning.py find calls and
-reasoning exactly where the grammar has them, so that no call escapes its schema.
+a call on it must be a call of one of the functions; with a schema of answers it is either JSON or calls. The parsers of
+tool_calls.py and reasoning.py find calls and reasoning exactly where the grammar has them, so that no call escapes its
+schema.
 
 Texts are terminals that end where their language ends: one without a marker, or one that ends with its first marker.
 llguidance takes added tokens like `<tool_call>` for special tokens, which no text contains. So each marker is a text
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_master.text.reasoning import BEGIN, END
-from orca_master.text.tool_calls import BEFORE_ARGUMENTS, FORMATS
+from orca_master.text.tool_calls import BEFORE_ARGUMENTS, BEFORE_ID, FORMATS
 
 LIST, ARGUMENTS = "list", "arguments"
 """Forms of forced calls: one or more calls, the arguments of one call."""
@@ -45,13 +46,14 @@ class CallGrammar:
     """Calls of `functions` in a form: LIST, ARGUMENTS (of the only function), or a key of FORMATS.
 
     `reasoning`: the format of the reasoning before the calls (reasoning.py), "" without any. `parallel`: False for at
-    most one call.
+    most one call. `answer_schema`: JSON schema of an answer in one of FORMATS that has no call, None for text.
     """
 
     form: str
     functions: tuple[CallableFunction, ...]
     parallel: bool = True
     reasoning: str = ""
+    answer_schema: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, text: str) -> CallGrammar:
@@ -67,12 +69,15 @@ class CallGrammar:
             {"name": entry.name, "arguments": entry.arguments, "field": entry.field} for entry in self.functions
         ]
         fields = {"form": self.form, "functions": functions, "parallel": self.parallel, "reasoning": self.reasoning}
-        return json.dumps(fields)
+        return json.dumps({**fields, "answer_schema": self.answer_schema})
 
     def lark(self, token_of: TokenOf, json_options: dict[str, Any]) -> str:
         """Return the grammar in Lark; `json_options`: llguidance's, for every schema."""
-        schemas = [{**function.arguments, "x-guidance": json_options} for function in self.functions]
-        rules = [f"arguments_{index}: %json {json.dumps(schema)}" for index, schema in enumerate(schemas)]
+        schemas = {f"arguments_{index}": function.arguments for index, function in enumerate(self.functions)}
+        if self.answer_schema is not None:
+            schemas["answer"] = self.answer_schema
+        options = {"x-guidance": json_options}
+        rules = [f"{rule}: %json {json.dumps(schema | options)}" for rule, schema in schemas.items()]
         return "\n".join((_TERMINALS, *rules, *_Rules(self, token_of).all()))
 
 
@@ -142,6 +147,12 @@ class _Rules:
     def _add_answer(self) -> None:
         """Add an answer of text and calls: `start`, and TEXT, a text that has no call."""
         form = FORMATS[self._grammar.form]
+        if self._grammar.answer_schema is not None:
+            marker = self._marker(form.marker)
+            beginning = f'({marker} SPACE?)? "{{"' if form.whole_answer else marker
+            self._rules.append(f"start: answer | SPACE? {beginning} calls")
+            self._add_calls()
+            return
         if form.whole_answer:
             self._rules.append(f'TEXT: ANY & ~(MARGIN ("{{" | "{form.marker}") ANY)')
         else:
@@ -177,17 +188,20 @@ class _Rules:
             more = ' (SPACE? ";" SPACE? call)*' if parallel else ""
             self._rules.append(f"calls: members{more}")
         elif form.closing:
-            more = " (more_text calls_end)* TEXT" if parallel else ""
+            only_calls = self._grammar.answer_schema is not None
+            next_call = f"SPACE? {self._marker(form.marker)}" if only_calls else "more_text"
+            more = f" ({next_call} calls_end)*{'' if only_calls else ' TEXT'}" if parallel else ""
             self._rules.append(f"calls: calls_end{more}")
             self._rules.append(f"calls_end: SPACE? call SPACE? {self._marker(form.closing)}")
-            if parallel:
+            if parallel and not only_calls:
                 self._add_up_to("more_text", "TEXT", form.marker)
         else:
             more = f" ({self._marker(form.marker)} bare)*" if parallel else ""
             self._rules.append(f"calls: SPACE? ({self._list()} | bare{more})")
-            separator = self._marker(BEFORE_ARGUMENTS)
+            between = f"({self._marker(BEFORE_ID)} ID)? {self._marker(BEFORE_ARGUMENTS)}"
             names = enumerate(json.dumps(function.name) for function in self._grammar.functions)
-            self._rules += _alternatives("bare", [f"{name} {separator}? arguments_{index}" for index, name in names])
+            self._rules += _alternatives("bare", [f"{name} ({between})? arguments_{index}" for index, name in names])
+            self._rules.append("ID: /[a-zA-Z0-9]{1,64}/")
 
 
 def _alternatives(rule: str, expressions: list[str]) -> list[str]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose im
     from orca_master.bodies.openai_requests import ChatMessage
     from orca_master.bodies.tools import Tool
 
+DEVELOPER = "developer"
+"""A role of OpenAI's API that few templates know."""
 MIN_LIMIT = 1 << 20
 """Minimum of the limit of a prompt's characters, which is GROWTH times the size of the request."""
 GROWTH = 4
@@ -101,9 +103,10 @@ class ChatTemplate:
                     f"chat_template_kwargs: {option[:80]!a} is reserved or not a valid name",
                     "chat_template_kwargs",
                 )
+        wires = [_wire(message) for message in messages]
         variables = {
             **options,
-            "messages": [_wire(message) for message in messages],
+            "messages": wires if DEVELOPER in self.sources[name] else _without_developers(wires),
             "add_generation_prompt": add_generation_prompt,
             "tools": [tool.model_dump(exclude_none=True, exclude_unset=True) for tool in tools] or None,
         }
@@ -220,6 +223,22 @@ def _wire(message: ChatMessage) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return wire
+
+
+def _without_developers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages for a template that does not know developers, whose messages it would drop or refuse.
+
+    Theirs become the system's, and part of a message of the system just before: many templates take only one.
+    """
+    known: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != DEVELOPER:
+            known.append(message)
+        elif known and known[-1]["role"] == "system":
+            known[-1] = {**known[-1], "content": f"{known[-1]['content']}\n\n{message['content']}"}
+        else:
+            known.append({**message, "role": "system"})
+    return known
 
 
 def _sources(model_path: Path, file: Path | None, configuration: TokenizerConfigFile) -> dict[str, str]:

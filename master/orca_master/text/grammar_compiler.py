@@ -175,9 +175,8 @@ class GrammarCompiler:
     def _refusal(self, grammar: Grammar, reason: str, field: str = "") -> RequestError:
         """Return the error about a grammar, or about the schema in a `field` of the request."""
         self._note("refused")
-        noun = "schema" if field else grammar.kind.noun
-        message = f"{field or grammar.field}: the {noun} cannot be compiled: {reason}"
-        return RequestError(message, grammar.field)
+        noun, field = ("schema", field) if field else (grammar.kind.noun, grammar.field)
+        return RequestError(f"{field}: the {noun} cannot be compiled: {reason}", field.partition(".")[0])
 
     async def _exchange(self, frame: dict[str, str]) -> dict[str, Any]:
         """Return the answer to one frame, {} if the limits of its child were too low; raise EngineUnavailableError.

@@ -126,10 +126,13 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
     kind, text = GrammarKind(frame["kind"]), frame["text"]
     try:
         if kind is GrammarKind.CALLS:
-            for function in CallGrammar.of(text).functions:
-                error = _misread(tokenizer, function.arguments) or _error_of_arguments(tokenizer, function.arguments)
-                if error:
-                    return {"field": function.field, "error": error}
+            calls = CallGrammar.of(text)
+            schemas = {function.field: function.arguments for function in calls.functions}
+            if calls.answer_schema is not None:
+                schemas["response_format"] = calls.answer_schema
+            for field, schema in schemas.items():
+                if error := _misread(tokenizer, schema) or _error_of_object(tokenizer, schema):
+                    return {"field": field, "error": error}
         if kind is GrammarKind.JSON:
             with contextlib.suppress(ValueError):  # llguidance reports what is no JSON
                 if error := _misread(tokenizer, json.loads(text)):
@@ -167,8 +170,8 @@ def _error_of(matcher: LLMatcher) -> str:
     return " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
 
 
-def _error_of_arguments(tokenizer: LLTokenizer, schema: dict[str, Any]) -> str:
-    """Return the error of a function's schema with its place, "" without any.
+def _error_of_object(tokenizer: LLTokenizer, schema: dict[str, Any]) -> str:
+    """Return the error of a schema with its place, "" without any.
 
     The beginning of an object is tried, too: in an answer, a call may come after many tokens of text.
     """

@@ -4,7 +4,8 @@ Formats, under vLLM's names of its parsers (`--tool-call-parser`); the models' c
 
 - hermes (Hermes 2 and 3, Qwen 2.5 and 3): <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number, among text
 - llama3_json (Llama 3.1 and later): the whole answer is {"name": …, "parameters": {…}}, several separated by `;`
-- mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}}, or name{…}, or name[ARGS]{…}
+- mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}}, or name{…}, or name[ARGS]{…}, or
+  name[CALL_ID]id[ARGS]{…}, whose id is not that of the API's call
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ToolCallFormat:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Texts that some tokenizers have as special tokens, which are part of an answer nevertheless."""
-        texts = (self.marker, self.closing, BEFORE_ARGUMENTS if self.bare_names else "")
+        texts = (self.marker, self.closing, *((BEFORE_ID, BEFORE_ARGUMENTS) if self.bare_names else ()))
         return tuple(text for text in texts if text)
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
@@ -54,7 +55,7 @@ FORMATS = {
         ToolCallFormat("mistral", "[TOOL_CALLS]", separators=f"{WHITESPACE}[],", bare_names=True, id_characters=9),
     )
 }
-BEFORE_ARGUMENTS = "[ARGS]"
+BEFORE_ID, BEFORE_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 MAX_NAME = 256
 """Maximum characters of a name and what is between the name and its arguments."""
 
@@ -95,14 +96,25 @@ Steps = Generator[None, None, None]
 class ToolCallParser:
     """State of one answer. `names`: of the functions; `parallel`: False to drop all calls but the first.
 
+    `is_constrained`: True for an answer to `answer_schema` of a CallGrammar, which begins with a call or has none.
+
     What looks like a call and is none, because it is no JSON or its function does not exist, is text. No character is
     examined again and again, whatever is in an answer; text that is held back is copied with each `feed`.
     """
 
-    def __init__(self, form: ToolCallFormat, names: Collection[str], parallel: bool = True) -> None:
+    def __init__(
+        self, form: ToolCallFormat, names: Collection[str], parallel: bool = True, is_constrained: bool = False
+    ) -> None:
         self._form = form
         self._names = names
         self._parallel = parallel
+        self._beginnings: tuple[str, ...] = ()
+        """Of answers with calls, without white space; empty if calls can follow a text."""
+        if is_constrained:
+            objects = [f'{{"name":"{name}","parameters":' for name in names] if form.whole_answer else []
+            self._beginnings = (form.marker, *objects)
+        elif form.whole_answer:
+            self._beginnings = (form.marker, "{")
         self._text, self._begin = "", 0
         """The text from `_begin` on has not been passed on. Other positions count from there."""
         self._last = False
@@ -128,7 +140,7 @@ class ToolCallParser:
         return self._parsed
 
     def _answer(self) -> Steps:
-        if self._form.whole_answer and not (yield from self._begins_with_a_call()):
+        if self._beginnings and not (yield from self._begins_with_a_call()):
             yield from self._only_text()
         while True:
             if not self._form.whole_answer:
@@ -137,9 +149,9 @@ class ToolCallParser:
 
     def _begins_with_a_call(self) -> Generator[None, None, bool]:
         while True:
-            begun = self._text.lstrip(WHITESPACE)
-            if self._last or not may_become(begun, self._form.marker):
-                return begun.startswith(("{", self._form.marker))
+            begun = "".join(self._text.split())
+            if self._last or not any(may_become(begun, beginning) for beginning in self._beginnings):
+                return begun.startswith(self._beginnings)
             yield
 
     def _only_text(self) -> Steps:
@@ -215,7 +227,7 @@ class ToolCallParser:
                 if self._last or len(before) > MAX_NAME:
                     return position
                 yield
-            name = before.strip().removesuffix(BEFORE_ARGUMENTS).strip()
+            name = before.strip().removesuffix(BEFORE_ARGUMENTS).partition(BEFORE_ID)[0].strip()
             if name not in self._names:
                 return position
             scanner, position = CallScanner(name, self._names), position + len(before)
