@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 # Prints which build of torch it downloads. TORCH_INDEX=URL takes torch from that index: `make run TORCH_INDEX=URL`.
 run: $(VENV)/run-installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" examples/quickstart.sh
+	PATH="$$(cd '$(BIN)' && pwd):$$PATH" examples/quickstart.sh
 
 # ORCA and torch in $(VENV), as `make run` installs them.
 install: $(VENV)/run-installed

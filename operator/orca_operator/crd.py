@@ -173,6 +173,7 @@ def values_schema() -> dict[str, Any]:
         "nameOverride": {"type": "string"},
         "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
         "global": {"type": "object"},
+        "enabled": {"type": "boolean"},  # a condition of a parent chart, which helm passes on
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **values}
 

@@ -132,6 +132,32 @@ def test_the_only_right_beyond_the_namespaces_is_to_get_nodes(tmp_path):
     assert not without & {"ClusterRole", "ClusterRoleBinding"}
 
 
+def test_names_that_look_like_other_types_are_strings(tmp_path):
+    values = {"namespaces": ["2026"], "serviceAccount": {"name": "1"}, "priorityClassName": "2"}
+    manifests = render(ORCA, values, tmp_path)
+    assert "2026" in {manifest["metadata"].get("namespace") for manifest in manifests}
+    for manifest in manifests:
+        check_on_a_current_cluster(yaml.safe_dump(manifest))
+    (model,) = render(MODEL, {"model": {"uri": "hf://a/b"}}, tmp_path, "on")
+    assert model["metadata"]["name"] == "on"
+
+
+def test_labels_of_the_user_do_not_repeat_the_charts(tmp_path):
+    """Parsers that are stricter than helm's, such as kustomize's, refuse a repeated key."""
+    labels = {NAME_LABEL: "mine", "team": "a"}
+    rendered = documents(ORCA, {"podLabels": labels, "monitoring": {"enabled": True, "labels": labels}}, tmp_path)
+    assert sum(document.count("team: a") for document in rendered) == 2
+    assert not any(f"{NAME_LABEL}: mine" in document for document in rendered)
+
+
+def test_the_test_pod_runs_where_the_operator_runs(tmp_path):
+    values = {"nodeSelector": {"a": "b"}, "tolerations": [{}], "affinity": {"d": {}}, "priorityClassName": "e"}
+    operator = operator_pod(values, tmp_path)
+    (test,) = (manifest["spec"] for manifest in render(ORCA, values, tmp_path) if manifest["kind"] == "Pod")
+    assert [test[field] for field in values] == [operator[field] for field in values]
+    assert test["containers"][0]["resources"] == operator["containers"][0]["resources"]
+
+
 def test_the_metrics_have_a_port_and_a_monitor_on_request(tmp_path):
     (deployment,) = (manifest for manifest in render(ORCA, {}, tmp_path) if manifest["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -192,8 +218,16 @@ def test_the_operator_leaves_a_lost_node_as_early_as_the_pods(given, added, tmp_
     ],
 )
 def test_the_notes_upgrade_a_crd_of_another_owner(annotations, command, tmp_path):
-    """In a copy of the chart that has the answer of the cluster, and the notes as a value in YAML."""
-    copy = tmp_path / "orca"
+    assert f"Upgrade it with `{command}`" in notes({}, annotations, tmp_path)
+
+
+def test_the_notes_name_the_crd_without_rules_for_old_servers(tmp_path):
+    assert "-f charts/orca/files/orcadeployment-legacy.yaml`" in notes({"crds": {"celRules": False}}, {}, tmp_path)
+
+
+def notes(values: dict[str, Any], annotations: dict[str, str], folder: Path) -> str:
+    """Return the notes beside a CRD with `annotations`, from a copy of the chart that has the answer of the cluster."""
+    copy = folder / "orca"
     shutil.copytree(ORCA, copy)
     helpers = copy / "templates" / "_helpers.tpl"
     found = json.dumps(json.dumps({"metadata": {"annotations": annotations}}))
@@ -202,8 +236,8 @@ def test_the_notes_upgrade_a_crd_of_another_owner(annotations, command, tmp_path
     helpers.write_text(text)
     (copy / "templates" / "NOTES.txt").rename(copy / "files" / "notes")
     (copy / "templates" / "notes.yaml").write_text('notes: {{ tpl (.Files.Get "files/notes") . | toJson }}\n')
-    (notes,) = (each["notes"] for each in render(str(copy), {}, tmp_path) if "notes" in each)
-    assert f"Upgrade it with `{command}`" in notes
+    (text,) = (each["notes"] for each in render(str(copy), values, folder) if "notes" in each)
+    return text
 
 
 def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):
@@ -228,7 +262,7 @@ def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):
     [
         (ORCA, {"image": {}}, "image"),
         (ORCA, {"clusterWide": "yes"}, "clusterWide"),
-        (ORCA, {"clusterWide": True, "namespaces": ["a"]}, "not"),
+        (ORCA, {"clusterWide": True, "namespaces": ["a"]}, "clusterWide and namespaces exclude each other"),
         (ORCA, {"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         (ORCA, {"monitoring": {"enabled": "yes"}}, "enabled"),
         (ORCA, {"namespaces": ["Not A Name"]}, "namespaces"),
@@ -237,6 +271,9 @@ def test_the_role_covers_every_kind_that_the_operator_watches(tmp_path):
         (MODEL, {"model": {"uri": "file:///m"}, "replicas": -1}, "replicas"),
         (MODEL, {"model": {"uri": "file:///m"}, "paralelism": {}}, "paralelism"),
         (MODEL, {"model": {"uri": "file:///m"}, "communication": {"backend": "mpi"}}, "communication.backend"),
+        (ORCA, {"namespaces": None}, "namespaces is required"),
+        (ORCA, {"crds": {"celRules": None}}, "celRules is required"),
+        (ORCA, {"serviceAccount": None}, "serviceAccount is required"),
     ],
 )
 def test_values_outside_the_schema_are_refused(chart, values, words, tmp_path):

@@ -13,7 +13,7 @@
 
 {{- define "orca.selector" -}}
 app.kubernetes.io/name: orca-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "orca.labels" -}}
