@@ -338,16 +338,18 @@ class Submission(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ..., arrived: _Optional[float] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "text", "field", "owner")
+    __slots__ = ("kind", "text", "field", "owner", "reasoning")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     kind: GrammarKind
     text: str
     field: str
     owner: str
-    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., field: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., field: _Optional[str] = ..., owner: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("group_id", "count", "num_tokens")

@@ -232,22 +232,38 @@ def test_tags_that_are_special_tokens_separate_the_reasoning(tmp_path, reasoning
     play(scripted, scene)
 
 
-@pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
-def test_an_answer_to_a_grammar_is_no_reasoning(tmp_path, reasoning_parser):
-    """The grammar holds from the first token on, so the answer has no tag that would end its reasoning."""
+@pytest.mark.parametrize(("reasoning_parser", "begin"), [("qwen3", "<think>\n"), ("deepseek_r1", "")])
+def test_an_answer_to_a_grammar_has_its_reasoning_first(tmp_path, reasoning_parser, begin):
+    """As in vLLM: the grammar is that of what follows the reasoning."""
     scripted = Scripted(
-        make_model(tmp_path, TEMPLATES["hermes"]), f'{{"x": 1}}{END}', reasoning_parser=reasoning_parser
+        make_model(tmp_path, TEMPLATES["hermes"]),
+        f'{begin}why</think>\n\n{{"x": 1}}{END}',
+        reasoning_parser=reasoning_parser,
     )
+
+    async def scene(completions: Any) -> None:
+        for options in (
+            {"response_format": {"type": "json_object"}},
+            {"extra_body": {"structured_outputs": {"regex": "[a-z]+"}}},
+            {"response_format": {"type": "json_object"}, "tools": [ADD]},
+        ):
+            message = (await completions.create(model=MODEL, messages=QUESTION, **options)).choices[0].message
+            assert (message.reasoning_content, message.content) == ("why", '{"x": 1}')
+            grammar = scripted.engine.submissions[-1].grammar
+            assert grammar is not None
+            assert grammar.reasoning == reasoning_parser
+
+    play(scripted, scene)
+
+
+def test_an_answer_to_a_grammar_can_be_without_reasoning(tmp_path):
+    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), f'{{"x": 1}}{END}', reasoning_parser="qwen3")
     options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "response_format": {"type": "json_object"}}
 
     async def scene(completions: Any) -> None:
         message = (await completions.create(**options)).choices[0].message
         assert message.content == '{"x": 1}'
         assert not hasattr(message, "reasoning_content")
-        content = ""
-        async for chunk in await completions.create(**options, stream=True):
-            content += chunk.choices[0].delta.content or ""
-        assert content == '{"x": 1}'
 
     play(scripted, scene)
 
@@ -280,7 +296,7 @@ def test_an_answer_to_a_grammar_is_no_call_and_is_streamed_by_one_parser(tmp_pat
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_answer_to_a_schema_can_be_calls(tmp_path, form, strict):
     """As at OpenAI: the schema is that of the text; `parse` of the official client sends only strict functions."""
-    calls = ANSWERS[form].removeprefix("Yes. ")
+    calls = f"Hm.</think>{ANSWERS[form].removeprefix('Yes. ')}"
     scripted = Scripted(make_model(tmp_path, TEMPLATES[form], MARKERS), f"{calls}{END}", reasoning_parser="deepseek_r1")
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -294,7 +310,7 @@ def test_an_answer_to_a_schema_can_be_calls(tmp_path, form, strict):
         grammar = scripted.engine.submissions[-1].grammar
         assert grammar is not None
         made = CallGrammar.of(grammar.text)
-        assert (made.form, made.answer_schema, made.reasoning) == (form, schema, "")
+        assert (made.form, made.answer_schema, grammar.reasoning) == (form, schema, "deepseek_r1")
         names = []
         async for chunk in await completions.create(**options, stream=True):
             names += [call.function.name for call in chunk.choices[0].delta.tool_calls or [] if call.id]
@@ -322,7 +338,7 @@ def test_forced_calls_precede_a_schema_of_answers(tmp_path):
         grammar = scripted.engine.submissions[-1].grammar
         assert grammar is not None
         made = CallGrammar.of(grammar.text)
-        assert (made.form, made.reasoning, made.answer_schema) == ("list", "deepseek_r1", None)
+        assert (made.form, grammar.reasoning, made.answer_schema) == ("list", "deepseek_r1", None)
         with pytest.raises(openai.BadRequestError, match="structured_outputs: is not allowed together"):
             await completions.create(**options, extra_body={"structured_outputs": {"regex": "a"}})
 
@@ -408,8 +424,10 @@ def test_an_answer_that_continues_a_text_is_no_reasoning(tmp_path, reasoning_par
     play(scripted, scene)
 
 
-def test_an_answer_that_continues_the_reasoning_ends_it(tmp_path):
-    scripted = Scripted(make_model(tmp_path, TEMPLATES["hermes"]), f" 1.</think>2{END}", reasoning_parser="deepseek_r1")
+@pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
+def test_an_answer_that_continues_the_reasoning_ends_it(tmp_path, reasoning_parser):
+    model = make_model(tmp_path, TEMPLATES["hermes"])
+    scripted = Scripted(model, f" 1.</think>2{END}", reasoning_parser=reasoning_parser)
     begun = [*QUESTION, {"role": "assistant", "content": "<think>1 +"}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
 
@@ -433,7 +451,7 @@ def test_reasoning_before_forced_calls(tmp_path):
             assert message.tool_calls[0].function.arguments == '{"x": 1}'
             grammar = scripted.engine.submissions[-1].grammar
             assert grammar is not None
-            assert CallGrammar.of(grammar.text).reasoning == "deepseek_r1"
+            assert grammar.reasoning == "deepseek_r1"
 
         play(scripted, scene)
 

@@ -46,11 +46,23 @@ def test_the_model_decides_without_a_demand_and_without_strict_functions():
 def test_required_constrains_to_a_list_of_all_functions():
     made = grammar(body("required", function("f", X), function("g"), parallel_tool_calls=False), "", "qwen3")
     assert made is not None
-    assert (made.form, made.parallel, made.reasoning) == (LIST, False, "qwen3")
+    assert (made.form, made.parallel, made.reasoning) == (LIST, False, "")
     assert [(entry.name, entry.arguments, entry.field) for entry in made.functions] == [
         ("f", X, "tools.0.function.parameters"),
         ("g", EMPTY, "tools.1.function.parameters"),
     ]
+
+
+def test_reasoning_is_part_of_a_grammar_of_text_and_precedes_the_others():
+    strict = body("auto", function("f", X, strict=True))
+    for request, schema, within in (
+        (body("required", function("f", X)), None, False),
+        (strict, None, True),
+        (strict, X, False),
+    ):
+        made = grammar_of_calls(request, "hermes", "qwen3", schema)
+        assert made is not None
+        assert (CallGrammar.of(made.text).reasoning, made.reasoning) == (("qwen3", "") if within else ("", "qwen3"))
 
 
 def test_a_named_function_constrains_to_its_arguments():

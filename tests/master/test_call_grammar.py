@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from functools import cache
+from functools import cache, partial
 
 import jsonschema
 import pytest
@@ -14,8 +14,9 @@ from orca_master.endpoint.answer_parts import AnswerParser
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.call_grammar import ARGUMENTS, LIST, CallableFunction, CallGrammar
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
-from orca_master.text.grammar_process import compiled, translate
+from orca_master.text.grammar_process import compiled, special_token, translate
 from orca_master.text.reasoning import ReasoningParser
+from orca_master.text.reasoning_rules import after_reasoning
 from orca_master.text.tool_calls import FORMATS, ToolCallParser
 from support.grammars import END, byte_tokenizer, ll_tokenizer, tokens_of
 
@@ -51,9 +52,13 @@ def tokenizer(with_markers: bool):
 
 def matcher(form: str, parallel: bool = True, reasoning: str = "", with_markers: bool = False) -> LLMatcher:
     functions = FUNCTIONS[:1] if form == ARGUMENTS else FUNCTIONS
-    text = CallGrammar(form, functions, parallel, reasoning).text
+    is_forced = form in (LIST, ARGUMENTS)
+    text = CallGrammar(form, functions, parallel, "" if is_forced else reasoning).text
     tokens = tokenizer(with_markers)
-    made = compiled(tokens, translate(tokens, GrammarKind.CALLS, text))
+    grammar = translate(tokens, GrammarKind.CALLS, text)
+    if is_forced and reasoning:
+        grammar = after_reasoning(grammar, reasoning, partial(special_token, tokens))
+    made = compiled(tokens, grammar)
     assert not made.is_error(), made.get_error()
     return made
 
@@ -223,7 +228,7 @@ def test_no_call_of_a_hostile_answer_escapes_its_schema(form, reasoning):
         parallel = rng.random() < 0.8
         made = matchers[parallel]
         made.reset()
-        answer = hostile_answer(made, rng, 30)
+        answer = hostile_answer(made, rng, 40)
         parsing = parser(form, parallel, reasoning)
         cuts = [0, *sorted(rng.choices(range(len(answer) + 1), k=5)), len(answer)]
         names, arguments = [], []

@@ -21,7 +21,7 @@ from orca_master.text.tokenizer import TextCodec
 from support.grammars import write_model
 from tokenizers import Tokenizer
 
-CONTENT = json.dumps({"kind": "regex", "text": "a"}).encode()
+CONTENT = json.dumps({"kind": "regex", "text": "a", "reasoning": ""}).encode()
 
 
 def answer_of(frame: bytes) -> dict[str, str]:

@@ -66,6 +66,7 @@ from orca_master.scheduling.bad_words import BadWords
 from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError
+from orca_master.text.reasoning import REASONING_FORMATS
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 from orca_protos.http_limits import HttpLimits
@@ -100,6 +101,14 @@ sampling = build(
     prompt_logprobs=st.none() | uint32,
     bad_words=st.lists(st.lists(uint32, max_size=4).map(tuple), max_size=4).map(BadWords),
 )
+grammars = build(
+    Grammar,
+    kind=st.sampled_from(GrammarKind),
+    text=texts,
+    field=texts,
+    owner=texts,
+    reasoning=st.sampled_from(["", *REASONING_FORMATS]),
+)
 submissions = build(
     Submission,
     request_id=texts,
@@ -110,7 +119,7 @@ submissions = build(
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
     cache_salt=texts,
-    grammar=st.none() | build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts, owner=texts),
+    grammar=st.none() | grammars,
     constraint=st.none(),
     pooling=st.sampled_from([None, "mean", "last"]),
     adapter=uint32,
@@ -276,7 +285,7 @@ def test_a_message_to_the_master_survives_the_wire(message):
     assert decode_to_master(encode_to_master(message)) == message
 
 
-@given(build(Grammar, kind=st.sampled_from(GrammarKind), text=texts, field=texts, owner=texts))
+@given(grammars)
 def test_the_wire_keeps_what_equal_grammars_differ_in(grammar):
     message = pb.Submission()
     fill_submission(message, Submission("r", (), 1, SamplingParameters(), frozenset(), grammar=grammar))

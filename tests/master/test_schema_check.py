@@ -14,7 +14,7 @@ TOKENIZER = ll_tokenizer(300)
 
 
 def refusal(schema: Any) -> str:
-    return answer(TOKENIZER, {"kind": "json", "text": json.dumps(schema)}).get("error", "")
+    return answer(TOKENIZER, {"kind": "json", "text": json.dumps(schema), "reasoning": ""}).get("error", "")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_the_schemas_of_functions_are_checked_too():
         "field": "tools.0",
     }
     grammar = {"form": "list", "functions": [function], "parallel": True, "reasoning": ""}
-    made = answer(TOKENIZER, {"kind": "calls", "text": json.dumps(grammar)})
+    made = answer(TOKENIZER, {"kind": "calls", "text": json.dumps(grammar), "reasoning": ""})
     assert made["field"] == "tools.0"
     assert made["error"].startswith("#/properties/x: const: 9007199254740993 cannot be")

@@ -16,6 +16,7 @@ from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
+from orca_master.text.reasoning import REASONING_FORMATS
 
 Part = TypeVar("Part", engine_pb2.Logprobs, engine_pb2.PromptLogprobs)
 MAX_TEXT = 16_384
@@ -72,7 +73,7 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     if (grammar := submission.grammar) is not None:
         message.grammar.kind = _GRAMMARS[grammar.kind]
         message.grammar.text, message.grammar.field = text(grammar.text, len(grammar.text)), grammar.field
-        message.grammar.owner = grammar.owner
+        message.grammar.owner, message.grammar.reasoning = grammar.owner, grammar.reasoning
 
 
 def submission_of(message: pb.Submission) -> Submission:
@@ -104,7 +105,9 @@ def submission_of(message: pb.Submission) -> Submission:
 def _grammar_of(message: pb.Grammar) -> Grammar:
     if message.kind not in _GRAMMAR_OF_NUMBER:
         raise LinkError(f"unknown kind of grammar {message.kind}")
-    return Grammar(_GRAMMAR_OF_NUMBER[message.kind], message.text, message.field, message.owner)
+    if message.reasoning not in ("", *REASONING_FORMATS):
+        raise LinkError(f"unknown format of reasoning {message.reasoning!r:.100}")
+    return Grammar(_GRAMMAR_OF_NUMBER[message.kind], message.text, message.field, message.owner, message.reasoning)
 
 
 def _choices_of(message: pb.Choices) -> Choices:

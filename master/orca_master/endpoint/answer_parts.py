@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, GenerationRequest
@@ -13,7 +13,7 @@ from orca_master.endpoint.call_constraint import grammar_of_calls
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import Grammar
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
-from orca_master.text.reasoning import BEGIN, BY_TAG, END, ReasoningParser, ends_within
+from orca_master.text.reasoning import BEGIN, BY_TAG, END, WITHIN, ReasoningParser, ends_within
 from orca_master.text.tool_calls import FORMATS, CallDelta, Parsed, ToolCallFormat, ToolCallParser, format_named
 
 
@@ -116,15 +116,15 @@ class AnswerFormat:
         if not isinstance(body, ChatCompletionRequest):
             return body.grammar
         form = "" if self.tool_calls is None else self.tool_calls.name
-        if (grammar := body.grammar) is None or not body.tool_names:
-            return grammar or grammar_of_calls(body, form, self._reasoning_of(body) or "")
-        if body.structured_outputs is None:  # response_format: of the answer after the calls, as at OpenAI
-            schema = None if body.forces_calls else json.loads(grammar.text)
-            return grammar_of_calls(body, form, self._reasoning_of(body) or "" if body.forces_calls else "", schema)
-        if body.forces_calls or any(tool.function.strict for tool in body.tools):
+        grammar, reasoning = body.grammar, self._reasoning_of(body) or ""
+        if grammar is None:
+            return grammar_of_calls(body, form, reasoning)
+        if body.tool_names and body.structured_outputs is None:  # response_format: of the answer without calls
+            return grammar_of_calls(body, form, reasoning, None if body.forces_calls else json.loads(grammar.text))
+        if body.forces_calls or (body.tool_names and any(tool.function.strict for tool in body.tools)):
             message = "is not allowed together with tool_choice required, a named function, or a strict function"
             raise RequestError(f"structured_outputs: {message}", "structured_outputs")
-        return grammar
+        return replace(grammar, reasoning=reasoning)
 
     def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
         """Return texts of tokens that are part of the answers, even if they are special tokens."""
@@ -153,12 +153,11 @@ class AnswerFormat:
     def _reasoning_of(self, body: ChatCompletionRequest) -> str | None:
         """Return the format of the reasoning in answers to `body`.
 
-        An answer that continues a text after the reasoning, or matches the client's grammar from its first token on,
-        does not begin within the reasoning.
+        An answer that continues a text begins within the reasoning if the text does not end it.
         """
-        is_begun = body.continue_final_message and not continues_reasoning(body)
-        is_constrained = body.has_grammar and not body.forces_calls
-        return BY_TAG if self.reasoning is not None and (is_begun or is_constrained) else self.reasoning
+        if self.reasoning is None or not body.continue_final_message:
+            return self.reasoning
+        return WITHIN if continues_reasoning(body) else BY_TAG
 
 
 def continues_reasoning(body: ChatCompletionRequest) -> bool:

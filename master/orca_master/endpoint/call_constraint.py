@@ -21,7 +21,7 @@ def grammar_of_calls(
 ) -> Grammar | None:
     """Return the grammar of a request's calls, None if the model alone decides about them.
 
-    `form`: the model's own format of calls (tool_calls.py). `reasoning`: that of its reasoning, "" without any.
+    `form`: the model's own format of calls (tool_calls.py). `reasoning`: that of the reasoning, "" without any.
     `answer_schema`: of an answer without calls, None for any text.
     Raises RequestError for a schema that is not one of objects.
     """
@@ -39,12 +39,13 @@ def grammar_of_calls(
         for index, function in enumerate(functions)
         if form != ARGUMENTS or function.name in names
     )
+    has_text = answer_schema is None and form not in (LIST, ARGUMENTS)
     try:
         _check_size(called)
-        text = CallGrammar(form, called, body.parallel_tool_calls, reasoning, answer_schema).text
+        calls = CallGrammar(form, called, body.parallel_tool_calls, reasoning if has_text else "", answer_schema)
+        return Grammar(GrammarKind.CALLS, calls.text, FIELD, reasoning="" if has_text else reasoning)
     except RecursionError as error:
         raise RequestError(f"{FIELD}: nested too deeply", FIELD) from error
-    return Grammar(GrammarKind.CALLS, text, FIELD)
 
 
 def _check_size(functions: Iterable[CallableFunction]) -> None:

@@ -36,12 +36,14 @@ class Grammar:
     """A grammar of at most MAX_GRAMMAR_BYTES. `field`: the field of the client's request, which errors name.
 
     `owner`: digest of the client's API key, "" without keys. Grammars of different owners share a compiled one.
+    `reasoning`: format of the reasoning before the grammar (text/reasoning.py), "" if the grammar has the first token.
     """
 
     kind: GrammarKind
     text: str
     field: str = dataclasses.field(default="structured_outputs", compare=False)
     owner: str = dataclasses.field(default="", compare=False)
+    reasoning: str = ""
 
 
 class Constraint(Protocol):

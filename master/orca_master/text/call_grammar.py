@@ -14,22 +14,15 @@ and, if the tokenizer has it, also a token.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from orca_master.text.reasoning import BEGIN, END
+from orca_master.text.reasoning import BY_TAG
+from orca_master.text.reasoning_rules import TERMINALS, TokenOf, reasoning_rules, up_to
 from orca_master.text.tool_calls import BEFORE_ARGUMENTS, BEFORE_ID, FORMATS
 
 LIST, ARGUMENTS = "list", "arguments"
 """Forms of forced calls: one or more calls, the arguments of one call."""
-TokenOf = Callable[[str], int | None]
-"""Returns the special token of a text, None if there is none."""
-_TERMINALS = r"""
-SPACE: /[ \t\r\n]{1,32}/
-MARGIN: /[ \t\r\n]*/
-ANY: /(?s:.*)/
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +38,9 @@ class CallableFunction:
 class CallGrammar:
     """Calls of `functions` in a form: LIST, ARGUMENTS (of the only function), or a key of FORMATS.
 
-    `reasoning`: the format of the reasoning before the calls (reasoning.py), "" without any. `parallel`: False for at
-    most one call. `answer_schema`: JSON schema of an answer in one of FORMATS that has no call, None for text.
+    `parallel`: False for at most one call. `answer_schema`: JSON schema of an answer in one of FORMATS that has no
+    call, None for text. `reasoning`: the format of the reasoning (reasoning.py) before such a text, "" without any.
+    Before the others reasoning is a matter of Grammar, because it must end before they begin.
     """
 
     form: str
@@ -78,7 +72,7 @@ class CallGrammar:
             schemas["answer"] = self.answer_schema
         options = {"x-guidance": json_options}
         rules = [f"{rule}: %json {json.dumps(schema | options)}" for rule, schema in schemas.items()]
-        return "\n".join((_TERMINALS, *rules, *_Rules(self, token_of).all()))
+        return "\n".join((TERMINALS, *rules, *_Rules(self, token_of).all()))
 
 
 class _Rules:
@@ -87,7 +81,6 @@ class _Rules:
     def __init__(self, grammar: CallGrammar, token_of: TokenOf) -> None:
         self._grammar = grammar
         self._token_of = token_of
-        self._begins_within = grammar.reasoning == "deepseek_r1"
         self._rules: list[str] = []
 
     def all(self) -> list[str]:
@@ -95,27 +88,16 @@ class _Rules:
         grammar = self._grammar
         if grammar.form != ARGUMENTS:
             self._add_call()
-        if grammar.reasoning:
-            self._add_reasoning()
         if grammar.form in FORMATS:
             self._add_answer()
         else:
-            calls = "arguments_0" if grammar.form == ARGUMENTS else self._list()
-            optional = "" if self._begins_within else "?"
-            before = f"(think reasoning SPACE?){optional} " if grammar.reasoning else ""
-            self._rules.append(f"start: {before}{calls}")
+            self._rules.append(f"start: {'arguments_0' if grammar.form == ARGUMENTS else self._list()}")
         return self._rules
 
     def _marker(self, text: str) -> str:
         """Return an expression for a text that can also be a special token."""
         token = self._token_of(text)
         return json.dumps(text) if token is None else f"({json.dumps(text)} | <[{token}]>)"
-
-    def _add_up_to(self, rule: str, text: str, marker: str) -> None:
-        """Add the rule of a marker after a text; the terminal `text` contains no marker."""
-        terminal, token = rule.upper(), self._token_of(marker)
-        by_token = "" if token is None else f" | {text} <[{token}]>"
-        self._rules += [f"{rule}: {terminal}{by_token}", f"{terminal}: {text} {json.dumps(marker)}"]
 
     def _add_call(self) -> None:
         """Add `call`, an object with a name and arguments."""
@@ -134,16 +116,6 @@ class _Rules:
         more = '(SPACE? "," SPACE? call)* ' if self._grammar.parallel else ""
         return f'"[" SPACE? call {more}SPACE? "]"'
 
-    def _add_reasoning(self) -> None:
-        """Add `think`, the beginning, `reasoning`, the rest with its end, and THOUGHTS, the rest without its end."""
-        token = self._token_of(BEGIN)
-        # An answer that begins within the reasoning can repeat the beginning, which as a text is one of THOUGHTS.
-        text = '""' if self._begins_within else "MARGIN_AND_THINK"
-        self._rules.append(f"think: {text}" + ("" if token is None else f" | <[{token}]>"))
-        self._rules.append(f'MARGIN_AND_THINK: MARGIN "{BEGIN}"')
-        self._rules.append(f'THOUGHTS: ANY & ~(ANY "{END}" ANY)')
-        self._add_up_to("reasoning", "THOUGHTS", END)
-
     def _add_answer(self) -> None:
         """Add an answer of text and calls: `start`, and TEXT, a text that has no call."""
         form = FORMATS[self._grammar.form]
@@ -159,21 +131,22 @@ class _Rules:
             self._rules.append(f'TEXT: ANY & ~(ANY "{form.marker}" ANY)')
         self._add_text_and_calls("body", "TEXT")
         self._add_calls()
-        if not self._grammar.reasoning:
+        if not (reasoning := self._grammar.reasoning):
             self._rules.append("start: body")
-        elif self._begins_within:
-            self._rules.append("start: think (THOUGHTS | reasoning body)")
-        else:
+            return
+        self._rules += reasoning_rules(reasoning, self._token_of)
+        if reasoning == BY_TAG:
             self._rules.append("UNREASONED: TEXT & ~(MARGIN_AND_THINK ANY)")
             self._add_text_and_calls("unreasoned", "UNREASONED")
-            self._rules.append("start: think (THOUGHTS | reasoning body) | unreasoned")
+        unreasoned = " | unreasoned" if reasoning == BY_TAG else ""
+        self._rules.append(f"start: think (THOUGHTS | reasoning body){unreasoned}")
 
     def _add_text_and_calls(self, rule: str, text: str) -> None:
         """Add the rule of a text, the terminal `text`, and of the calls that can follow it."""
         form = FORMATS[self._grammar.form]
         if not form.whole_answer:
             self._rules.append(f"{rule}: {text} | {rule}_to_call calls")
-            self._add_up_to(f"{rule}_to_call", text, form.marker)
+            self._rules += up_to(f"{rule}_to_call", text, form.marker, self._token_of)
             return
         token = self._token_of(form.marker)
         by_token = "" if token is None else f' | <[{token}]> SPACE? "{{" calls'
@@ -194,7 +167,7 @@ class _Rules:
             self._rules.append(f"calls: calls_end{more}")
             self._rules.append(f"calls_end: SPACE? call SPACE? {self._marker(form.closing)}")
             if parallel and not only_calls:
-                self._add_up_to("more_text", "TEXT", form.marker)
+                self._rules += up_to("more_text", "TEXT", form.marker, self._token_of)
         else:
             more = f" ({self._marker(form.marker)} bare)*" if parallel else ""
             self._rules.append(f"calls: SPACE? ({self._list()} | bare{more})")

@@ -157,7 +157,8 @@ class GrammarCompiler:
             self._cache.move_to_end(grammar)
             self._note("cached")
             return present
-        answer = await self._exchange({"kind": grammar.kind.value, "text": grammar.text})
+        frame = {"kind": grammar.kind.value, "text": grammar.text, "reasoning": grammar.reasoning}
+        answer = await self._exchange(frame)
         if "grammar" not in answer:
             beyond = f"it needs more than {CPU_SECONDS:g} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
             raise self._refusal(grammar, str(answer.get("error", beyond))[:1000], answer.get("field", ""))

@@ -4,11 +4,12 @@
 
 llguidance has limits of its own (`limits`), but some hostile grammars need seconds below them, and a thread cannot be
 ended. Reads frames from standard input and answers each on standard output; a frame is 4 bytes of length, big-endian,
-and JSON: {"kind", "text"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or {"error"}, for the
-schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says whether the model's
-tokenizer can be used. Each grammar is compiled in a forked child, which has the tokenizer; the answer is {} if the
-child ends early, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES, and {"unavailable"}, with
-the reason, if the system cannot start a child. The process ends with its parent, which closes the pipe.
+and JSON: {"kind", "text", "reasoning"} (see Grammar). Answers: {"grammar"}, llguidance's form of the grammar, or
+{"error"}, for the schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says
+whether the model's tokenizer can be used. Each grammar is compiled in a forked child, which has the tokenizer; the
+answer is {} if the child ends early, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES, and
+{"unavailable"}, with the reason, if the system cannot start a child. The process ends with its parent, which closes the
+pipe.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.call_grammar import CallGrammar
 from orca_master.text.process_frames import encode_frame, read_content
+from orca_master.text.reasoning_rules import after_reasoning
 from orca_master.text.schema_check import misread
 from orca_master.text.schema_errors import locate
 from orca_master.text.tokenizer import stop_token_ids
@@ -105,11 +107,14 @@ def translate(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> str:
     if kind is GrammarKind.CHOICE:
         # A terminal, because llguidance has a low limit for the alternatives of a rule.
         choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
-        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+        return _of_lark(f"start: CHOICE\nCHOICE: {choices}")
     if kind is GrammarKind.CALLS:
-        lark = CallGrammar.of(text).lark(partial(special_token, tokenizer), JSON_OPTIONS)
-        return LLMatcher.grammar_from_lark(lark)
-    return LLMatcher.grammar_from_lark(any_to_lark(text))
+        return _of_lark(CallGrammar.of(text).lark(partial(special_token, tokenizer), JSON_OPTIONS))
+    return _of_lark(any_to_lark(text))
+
+
+def _of_lark(lark: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
 def _of_schema(text: str) -> str:
@@ -137,22 +142,30 @@ def answer(tokenizer: LLTokenizer, frame: dict[str, str]) -> dict[str, str]:
             with contextlib.suppress(ValueError):  # llguidance reports what is no JSON
                 if error := _misread(tokenizer, json.loads(text)):
                     return {"error": error}
-        grammar = translate(tokenizer, kind, text)
-        matcher = compiled(tokenizer, grammar)
-        for _ in range(TRIED_TOKENS):
-            if matcher.is_error() or matcher.is_stopped():
-                break
-            mask = int.from_bytes(matcher.compute_bitmask(), "little")
-            if mask:
-                matcher.consume_token((mask & -mask).bit_length() - 1)
-        if not matcher.is_error():
-            return {"grammar": grammar}
-        error = _error_of(matcher)
-        return {"error": locate(json.loads(text), error, _error_of_schema) if kind is GrammarKind.JSON else error}
+        return _tried(tokenizer, kind, text, frame["reasoning"])
     except MemoryError:
         return {"error": f"more than {MEMORY_BYTES >> 20} MiB of memory are needed"}
     except Exception as failure:  # llguidance's translation of GBNF has errors of its own
         return {"error": " ".join(str(failure).split()) or type(failure).__name__}
+
+
+def _tried(tokenizer: LLTokenizer, kind: GrammarKind, text: str, reasoning: str) -> dict[str, str]:
+    grammar = translate(tokenizer, kind, text)
+    matcher = compiled(tokenizer, grammar)
+    for _ in range(TRIED_TOKENS):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if mask:
+            matcher.consume_token((mask & -mask).bit_length() - 1)
+    if matcher.is_error():
+        error = _error_of(matcher)
+        return {"error": locate(json.loads(text), error, _error_of_schema) if kind is GrammarKind.JSON else error}
+    if reasoning:
+        grammar = after_reasoning(grammar, reasoning, partial(special_token, tokenizer))
+        if (matcher := compiled(tokenizer, grammar)).is_error():
+            return {"error": _error_of(matcher)}
+    return {"grammar": grammar}
 
 
 def _misread(tokenizer: LLTokenizer, schema: Any) -> str:

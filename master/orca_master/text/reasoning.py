@@ -11,9 +11,9 @@ from orca_master.text.call_scanner import WHITESPACE
 from orca_master.text.tool_calls import may_become, overlap
 
 BEGIN, END = "<think>", "</think>"
-BY_TAG = "qwen3"
-"""The format in which an answer without <think> has no reasoning."""
-REASONING_FORMATS = ("deepseek_r1", BY_TAG)
+BY_TAG, WITHIN = "qwen3", "deepseek_r1"
+"""Formats: an answer without <think> has no reasoning; an answer begins within the reasoning."""
+REASONING_FORMATS = (WITHIN, BY_TAG)
 
 
 def ends_within(text: str) -> bool:
@@ -25,7 +25,7 @@ class ReasoningParser:
     """State of one answer in one of REASONING_FORMATS."""
 
     def __init__(self, form: str) -> None:
-        self._begins_within = form == "deepseek_r1"
+        self._begins_within = form == WITHIN
         self._text = ""
         """Text that has not been passed on."""
         self._has_begun = False
