@@ -63,6 +63,7 @@ def test_drafts_change_no_token(checkpoint, worker_pool, name, ranks, admission)
         pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.long),
         pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.exhaustive),
         pytest.param({"quantization": "int8"}, marks=pytest.mark.exhaustive),
+        pytest.param({"kv_cache_dtype": "int8", "quantization": "w4a8"}, marks=pytest.mark.long),
     ],
 )
 def test_drafts_change_no_token_of_other_types(checkpoint, worker_pool, options):

@@ -368,3 +368,25 @@ def test_every_rope_type_equals_transformers(name, tmp_path):
     model = PartitionedModel(tmp_path, 1)
     logits = model.logits(model.iteration([(0, 0, list(tokens))], max_tokens=600))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "hidden", "ranks"), [(3, 5, 112, 75, 3), (1, 7, 40, 33, 7), (2, 3, 96, 101, 2)]
+)
+def test_odd_sizes_equal_transformers(kv_heads, group, head_dim, hidden, ranks, tmp_path):
+    """Sizes that fill neither vectors nor panels; prompts that end before, at and after the border of a block."""
+    sizes = {"hidden_size": hidden, "intermediate_size": 42, "vocab_size": 97, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": kv_heads * group, "sliding_window": 17}
+    theirs = randomise(llama_like("mistral", kv_heads, head_dim, tied=True, **sizes, **heads), seed=4)
+    theirs.save_pretrained(tmp_path)
+    model = PartitionedModel(tmp_path, 2, ranks)
+    prompts = [[token % 97 for token in prompt] for prompt in make_prompts((31, 32, 33))]
+    begun = model.iteration([(row, 0, prompt[:15]) for row, prompt in enumerate(prompts)], max_tokens=48)
+    rest = [(row, 15, prompt[15:-1]) for row, prompt in enumerate(prompts)]
+    last = [(row, len(prompt) - 1, prompt[-1:]) for row, prompt in enumerate(prompts)]
+    model.logits(begun)
+    model.logits(model.iteration(rest, max_tokens=48))
+    logits = model.logits(model.iteration(last, max_tokens=48))
+    with torch.inference_mode():
+        expected = torch.cat([theirs(torch.tensor([prompt])).logits[0, -1:] for prompt in prompts])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
