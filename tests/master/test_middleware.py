@@ -74,6 +74,36 @@ def test_an_internal_error_has_the_id_of_its_request_in_the_response_and_in_the_
     assert len(re.findall(rf"POST {path} 500 .* id mine", caplog.text)) == 2
 
 
+@pytest.mark.parametrize(("path", "kind"), [("/v1/completions", "server_error"), ("/v1/messages", "overloaded_error")])
+def test_a_request_that_the_end_of_the_server_cancels_is_refused(tmp_path, caplog, path, kind):
+    """The server cancels requests whose bodies have not come."""
+
+    async def run() -> None:
+        scripted = Scripted(make_model(tmp_path, "{{ messages[0].content }}"), END, log_requests=True)
+        waits = asyncio.Event()
+
+        async def endless():
+            yield b"{"
+            waits.set()
+            await asyncio.Event().wait()
+
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"Content-Type": "application/json", REQUEST_ID: "mine"}
+            asking = asyncio.create_task(client.post(path, content=endless(), headers=headers))
+            await waits.wait()
+            asking.cancel()
+            answer = await asking
+        assert (answer.status_code, answer.headers[REQUEST_ID]) == (503, "mine")
+        assert answer.json()["error"]["type"] == kind
+        assert answer.json()["error"]["message"] == "the server is shutting down"
+        assert scripted.engine.responses == [(path, 503)]
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(run(), 60))
+    assert re.search(rf"POST {path} 503 .* id mine", caplog.text)
+
+
 def responses(folder, method: str, path: str, body: object, **options) -> list[tuple[str, int]]:
     """Send a request, and return what the engine has counted."""
 
