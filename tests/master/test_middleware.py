@@ -29,11 +29,17 @@ MESSAGE = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         ("GET", "/metrics", "/metrics", 200),
         ("GET", "/docs", "/docs", 200),
         ("GET", "/no/such/path", UNKNOWN_ROUTE, 404),
+        ("POST", "/v1/completions/", UNKNOWN_ROUTE, 404),
     ],
 )
 def test_a_response_is_counted_by_its_route_and_status(tmp_path, method, path, route, status):
     counted = responses(tmp_path, method, path, {"prompt": "a"}, root_path="/root")
     assert counted == [(route, status)]
+
+
+def test_a_root_path_causes_no_warning(tmp_path, recwarn):
+    assert responses(tmp_path, "GET", "/root/docs", None, root_path="/root") == [("/docs", 200)]
+    assert not [warning for warning in recwarn if "root_path" in str(warning.message)]
 
 
 @pytest.mark.parametrize(
