@@ -153,10 +153,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_fields > self._limits.max_header_count:
             self._stop_parsing(431, f"the request has more than {self._limits.max_header_count} header fields")
         if self._in_head:
-            super().on_header(name, value)
+            super().on_header(name, value.strip(b" \t"))  # the parser keeps trailing blanks (RFC 9112, section 5)
 
     def on_headers_complete(self) -> None:
         """Start the application: the head is complete."""
+        if self.parser.get_http_version() == "1.0":  # RFC 9110, section 10.1.1
+            self.expect_100_continue = False
         super().on_headers_complete()
         self._reported, self._in_head = True, False
         self._cancel_timer()
