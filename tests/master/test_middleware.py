@@ -110,6 +110,22 @@ def test_a_request_that_the_end_of_the_server_cancels_is_refused(tmp_path, caplo
     assert re.search(rf"POST {path} 503 .* id mine", caplog.text)
 
 
+def test_a_page_of_another_origin_reads_whether_and_when_to_retry(tmp_path):
+    """Browsers hide header fields that the response does not name: official clients would repeat the request."""
+
+    async def ask() -> httpx.Response:
+        scripted = Scripted(make_model(tmp_path, ""), END)
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"Origin": "http://page", "X-Request-Deadline": "1e-9"}
+            return await client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+
+    late = asyncio.run(ask())
+    assert (late.status_code, late.headers["X-Should-Retry"]) == (408, "false")
+    exposed = late.headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"X-Should-Retry", "Retry-After", REQUEST_ID} <= set(exposed)
+
+
 def responses(folder, method: str, path: str, body: object, **options) -> list[tuple[str, int]]:
     """Send a request, and return what the engine has counted."""
 

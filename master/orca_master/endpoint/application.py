@@ -93,7 +93,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
             allow_origins=list(endpoint.config.allowed_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID],
+            expose_headers=[REQUEST_ID, "Retry-After", "X-Should-Retry"],
         )
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)
