@@ -43,9 +43,11 @@ def test_a_client_that_leaves_within_its_body_raises_nothing(tmp_path, caplog, p
 
 @pytest.mark.parametrize("path", ["/state", "/openapi.json", "/docs", "/redoc"])
 def test_nothing_is_open_without_the_token(tmp_path, path):
-    async def ask() -> int:
+    async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(admin_app(tmp_path))
         async with httpx.AsyncClient(transport=transport, base_url="http://master") as client:
-            return (await client.get(path)).status_code
+            return await client.get(path)
 
-    assert asyncio.run(ask()) == (401 if path == "/state" else 404)
+    refused = asyncio.run(ask())
+    expected = (401, "Bearer") if path == "/state" else (404, None)
+    assert (refused.status_code, refused.headers.get("WWW-Authenticate")) == expected

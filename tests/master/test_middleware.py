@@ -126,6 +126,20 @@ def test_a_page_of_another_origin_reads_whether_and_when_to_retry(tmp_path):
     assert {"X-Should-Retry", "Retry-After", REQUEST_ID} <= set(exposed)
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages"])
+def test_a_refusal_without_a_key_names_the_scheme(tmp_path, path):
+    """RFC 9110, section 15.5.2: some HTTP clients fail without the field."""
+
+    async def ask() -> httpx.Response:
+        scripted = Scripted(make_model(tmp_path, ""), END, api_keys=frozenset({digest("key")}))
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(path)
+
+    refused = asyncio.run(ask())
+    assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
 def responses(folder, method: str, path: str, body: object, **options) -> list[tuple[str, int]]:
     """Send a request, and return what the engine has counted."""
 

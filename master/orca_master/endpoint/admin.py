@@ -64,7 +64,8 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
 
     async def authorized(bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         if bearer is None or not token.matches(bearer.credentials):
-            raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
+            message = "the admin port needs the bearer token of the deployment's admin Secret"
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     app = FastAPI(title="ORCA admin", openapi_url=None, dependencies=[Depends(authorized)])
     app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
