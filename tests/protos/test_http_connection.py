@@ -179,6 +179,22 @@ def test_pipelined_requests_are_bounded():
     asyncio.run(run())
 
 
+def test_a_client_that_leaves_ends_the_request_before_a_pipelined_one():
+    """uvicorn tells only the newest request of a connection that the client has left."""
+
+    async def run() -> None:
+        connection, peer = connect()
+        connection.data_received(b"GET /wait HTTP/1.1\r\n\r\n" * 2)
+        await asyncio.sleep(0)
+        (waiting,) = connection.tasks
+        peer.close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waiting.done()
+
+    asyncio.run(run())
+
+
 def test_blanks_around_a_value_are_not_of_the_value():
     """RFC 9112, section 5: they are excluded."""
 
