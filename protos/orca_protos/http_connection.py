@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from orca_protos.http_limits import MIN_BYTES_PER_SECOND, HttpLimits
@@ -75,6 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """True from the first byte of a request to its last."""
         self._in_head = False
         self._keep_alive = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered, or the last one that was."""
         self._num_requests = 0
         self._head_bytes = 0
         self._head_fields = 0
@@ -96,6 +98,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cancel_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
+        if self._running is not None:  # uvicorn tells the newest request, which may wait behind this one
+            self._running.disconnected = True
+            self._running.message_event.set()
         self._registry.note_closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -153,10 +158,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_fields > self._limits.max_header_count:
             self._stop_parsing(431, f"the request has more than {self._limits.max_header_count} header fields")
         if self._in_head:
-            super().on_header(name, value)
+            super().on_header(name, value.strip(b" \t"))  # the parser keeps trailing blanks (RFC 9112, section 5)
 
     def on_headers_complete(self) -> None:
         """Start the application: the head is complete."""
+        if self.parser.get_http_version() == "1.0":  # RFC 9110, section 10.1.1
+            self.expect_100_continue = False
         super().on_headers_complete()
         self._reported, self._in_head = True, False
         self._cancel_timer()
@@ -177,6 +184,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reported, self._receiving = True, False
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keep_alive
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Continue after a response: start the next request, or close."""

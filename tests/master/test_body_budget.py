@@ -90,6 +90,23 @@ def test_bodies_share_a_budget(monkeypatch):
     asyncio.run(run())
 
 
+def test_bodies_of_one_key_leave_half_of_the_budget_to_others():
+    """Without keys all bodies share the whole; one body of the largest size always fits."""
+    budget = BodyBudget(100, 60)
+    with budget.body("a") as take, budget.body("a") as take_second, budget.body("b") as take_other:
+        take(45)
+        take_second(15)
+        with pytest.raises(QueueFullError, match="60 bytes for all request bodies of an API key"):
+            take_second(1)
+        take_other(40)
+        with pytest.raises(QueueFullError, match="100 bytes for all request bodies is"):
+            take_other(1)
+    with budget.body("") as take, budget.body("a") as take_key:
+        take(61)
+        take_key(39)
+    assert budget.taken == 0
+
+
 def test_the_check_of_a_body_ends_with_its_client():
     """A client that leaves gives up its place, and the check is cancelled."""
 

@@ -29,11 +29,17 @@ MESSAGE = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         ("GET", "/metrics", "/metrics", 200),
         ("GET", "/docs", "/docs", 200),
         ("GET", "/no/such/path", UNKNOWN_ROUTE, 404),
+        ("POST", "/v1/completions/", UNKNOWN_ROUTE, 404),
     ],
 )
 def test_a_response_is_counted_by_its_route_and_status(tmp_path, method, path, route, status):
     counted = responses(tmp_path, method, path, {"prompt": "a"}, root_path="/root")
     assert counted == [(route, status)]
+
+
+def test_a_root_path_causes_no_warning(tmp_path, recwarn):
+    assert responses(tmp_path, "GET", "/root/docs", None, root_path="/root") == [("/docs", 200)]
+    assert not [warning for warning in recwarn if "root_path" in str(warning.message)]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,66 @@ def test_an_internal_error_has_the_id_of_its_request_in_the_response_and_in_the_
     with caplog.at_level(logging.INFO):
         asyncio.run(asyncio.wait_for(run(), 60))
     assert len(re.findall(rf"POST {path} 500 .* id mine", caplog.text)) == 2
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/completions", "server_error"), ("/v1/messages", "overloaded_error")])
+def test_a_request_that_the_end_of_the_server_cancels_is_refused(tmp_path, caplog, path, kind):
+    """The server cancels requests whose bodies have not come."""
+
+    async def run() -> None:
+        scripted = Scripted(make_model(tmp_path, "{{ messages[0].content }}"), END, log_requests=True)
+        waits = asyncio.Event()
+
+        async def endless():
+            yield b"{"
+            waits.set()
+            await asyncio.Event().wait()
+
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"Content-Type": "application/json", REQUEST_ID: "mine"}
+            asking = asyncio.create_task(client.post(path, content=endless(), headers=headers))
+            await waits.wait()
+            asking.cancel()
+            answer = await asking
+        assert (answer.status_code, answer.headers[REQUEST_ID]) == (503, "mine")
+        assert answer.json()["error"]["type"] == kind
+        assert answer.json()["error"]["message"] == "the server is shutting down"
+        assert scripted.engine.responses == [(path, 503)]
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(run(), 60))
+    assert re.search(rf"POST {path} 503 .* id mine", caplog.text)
+
+
+def test_a_page_of_another_origin_reads_whether_and_when_to_retry(tmp_path):
+    """Browsers hide header fields that the response does not name: official clients would repeat the request."""
+
+    async def ask() -> httpx.Response:
+        scripted = Scripted(make_model(tmp_path, ""), END)
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"Origin": "http://page", "X-Request-Deadline": "1e-9"}
+            return await client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+
+    late = asyncio.run(ask())
+    assert (late.status_code, late.headers["X-Should-Retry"]) == (408, "false")
+    exposed = late.headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"X-Should-Retry", "Retry-After", REQUEST_ID} <= set(exposed)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages"])
+def test_a_refusal_without_a_key_names_the_scheme(tmp_path, path):
+    """RFC 9110, section 15.5.2: some HTTP clients fail without the field."""
+
+    async def ask() -> httpx.Response:
+        scripted = Scripted(make_model(tmp_path, ""), END, api_keys=frozenset({digest("key")}))
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(path)
+
+    refused = asyncio.run(ask())
+    assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
 def responses(folder, method: str, path: str, body: object, **options) -> list[tuple[str, int]]:

@@ -179,6 +179,49 @@ def test_pipelined_requests_are_bounded():
     asyncio.run(run())
 
 
+def test_a_client_that_leaves_ends_the_request_before_a_pipelined_one():
+    """uvicorn tells only the newest request of a connection that the client has left."""
+
+    async def run() -> None:
+        connection, peer = connect()
+        connection.data_received(b"GET /wait HTTP/1.1\r\n\r\n" * 2)
+        await asyncio.sleep(0)
+        (waiting,) = connection.tasks
+        peer.close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waiting.done()
+
+    asyncio.run(run())
+
+
+def test_blanks_around_a_value_are_not_of_the_value():
+    """RFC 9112, section 5: they are excluded."""
+
+    async def run() -> None:
+        connection, peer = connect()
+        connection.data_received(
+            b"POST /read HTTP/1.1\r\na:\t b c \t\r\nExpect: 100-continue \r\nContent-Length: 2\r\n\r\n"
+        )
+        assert connection.headers[0] == (b"a", b"b c")
+        await asyncio.sleep(0)
+        assert peer.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+    asyncio.run(run())
+
+
+def test_an_old_client_gets_no_interim_response():
+    """RFC 9110, section 10.1.1: the expectation of HTTP/1.0 is ignored."""
+
+    async def run() -> None:
+        connection, peer = connect()
+        connection.data_received(b"POST /read HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab")
+        await asyncio.wait_for(peer.ended.wait(), 60)
+        assert peer.written.startswith(b"HTTP/1.1 200 ")
+
+    asyncio.run(run())
+
+
 def test_a_connection_is_kept_for_the_next_request():
     async def run():
         connection, peer = connect()

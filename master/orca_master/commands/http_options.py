@@ -20,7 +20,8 @@ HTTP_LIMITS = (
         "max-body-bytes",
         "max_body_bytes",
         "BYTES",
-        "maximum request body; 413 if exceeded. All unvalidated bodies share 256 MiB per process; 429 if exceeded",
+        "maximum request body; 413 if exceeded. All unvalidated bodies share 256 MiB per process, of which those of an "
+        "API key have at most half; 429 if exceeded",
     ),
     (
         "max-connections",

@@ -21,6 +21,7 @@ from orca_contract.topology import Topology
 from orca_protos.http import probes
 from orca_protos.http_limits import ADMIN_LIMITS
 from orca_protos.loop_watch import LoopWatch
+from starlette.requests import ClientDisconnect
 
 from orca_master.endpoint.admin_token import AdminToken
 from orca_master.endpoint.body_limits import BodyLimits
@@ -63,9 +64,10 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
 
     async def authorized(bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         if bearer is None or not token.matches(bearer.credentials):
-            raise HTTPException(401, "the admin port needs the bearer token of the deployment's admin Secret")
+            message = "the admin port needs the bearer token of the deployment's admin Secret"
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
-    app = FastAPI(title="ORCA admin", docs_url=None, redoc_url=None, dependencies=[Depends(authorized)])
+    app = FastAPI(title="ORCA admin", openapi_url=None, dependencies=[Depends(authorized)])
     app.add_middleware(BodyLimits, limits=ADMIN_LIMITS)
     unknown_fields = UnknownFields(logger)
     settings = LiveSettings(engine.config)
@@ -78,6 +80,8 @@ def create_admin_app(engine: EngineThread, token: AdminToken, journal: Callable[
             message, unknown = read(model, await request.body())
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the client has disconnected") from error
         unknown_fields.log(f"PUT {request.url.path}", unknown)
         return message
 

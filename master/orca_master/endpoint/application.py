@@ -62,9 +62,10 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         title="ORCA",
         version=version("orca-serving"),
         description="OpenAI-compatible endpoint of an ORCA engine master",
-        root_path=endpoint.config.root_path,
+        redirect_slashes=False,  # a redirect would lack what a proxy has removed: https, and a path above the root path
         responses=error_bodies,  # type: ignore[arg-type]
     )
+    app.root_path = endpoint.config.root_path  # FastAPI warns about the parameter
     _add_errors(app, endpoint)
     app.router.route_class = checked_route(endpoint)
     add_completions(app, endpoint)
@@ -92,7 +93,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
             allow_origins=list(endpoint.config.allowed_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID],
+            expose_headers=[REQUEST_ID, "Retry-After", "X-Should-Retry"],
         )
     if endpoint.config.allowed_hosts:
         app.add_middleware(AllowedHosts, hosts=endpoint.config.allowed_hosts)

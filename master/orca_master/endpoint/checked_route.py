@@ -41,7 +41,8 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
     It calls the functions of KIND_OF_PATH itself, with the validated body and, if they have the parameter, `request`.
     Unvalidated bodies share a memory budget that fits at least one body of the maximum size.
     """
-    budget = BodyBudget(max(MAX_BYTES, endpoint.config.http.max_body_bytes))
+    largest = endpoint.config.http.max_body_bytes
+    budget = BodyBudget(max(MAX_BYTES, largest), largest)
 
     class CheckedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -54,7 +55,7 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                 if not _is_json(request.headers.get("content-type", "")):
                     raise RequestError("the body must be JSON, with Content-Type: application/json")
                 body = bytearray()
-                with budget.body() as take:
+                with budget.body(owner_of(request)) as take:
                     try:
                         async for chunk in request.stream():
                             take(len(chunk))

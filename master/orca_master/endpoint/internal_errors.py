@@ -1,9 +1,12 @@
 """`InternalErrors`: the middleware that answers a request with HTTP 500 if its route raises what nothing handles.
 
-Starlette would answer outside of all middleware: without the request's id, and unknown to the access log.
+A request that the end of the server cancels gets HTTP 503. Starlette and uvicorn would answer outside of all
+middleware: without the request's id, and unknown to the access log.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,7 +14,7 @@ from orca_master.endpoint.responding import error_response
 
 
 class InternalErrors:
-    """Answers unless the response has begun, and raises the exception again, which the server logs."""
+    """Answers unless the response has begun, and raises an exception again, which the server logs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -31,3 +34,7 @@ class InternalErrors:
             if scope["type"] == "http" and not has_begun:
                 await error_response(500, f"internal error: {type(error).__name__}")(scope, receive, send)
             raise
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not has_begun:
+                message = "the server is shutting down"
+                await error_response(503, message, code="engine_unavailable")(scope, receive, send)

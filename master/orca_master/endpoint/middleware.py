@@ -115,7 +115,9 @@ class ApiKeys:
             return
         other = "x-api-key: KEY, or " if is_of_messages(scope) else ""
         message = f"an API key of this server is needed: {other}Authorization: Bearer KEY"
-        await error_response(401, message, code="invalid_api_key")(scope, receive, send)
+        response = error_response(401, message, code="invalid_api_key")
+        response.headers["WWW-Authenticate"] = "Bearer"
+        await response(scope, receive, send)
 
 
 def keys_of(scope: Scope) -> list[str]:
