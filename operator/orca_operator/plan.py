@@ -86,7 +86,8 @@ def plan(
     actions: list[Action] = [*forced_deletions(observed, view.nodes, grace, view.now), *recovery.replacements]
     actions += _checks(surroundings + workloads, stale) if is_new else []
     actions += [Delete(stored) for stored in stale]
-    actions += [Apply(manifest, manifest["kind"] in OPTIONAL) for manifest in surroundings]
+    optional = UNCHECKED if is_new else OPTIONAL
+    actions += [Apply(manifest, manifest["kind"] in optional) for manifest in surroundings]
     if lacks_certificates and _desired(context, observed):
         return actions
     if not lacks_certificates and not _waits(context, observed, steps.new):

@@ -13,7 +13,7 @@ from orca_contract.scheduler import SchedulerKnobs
 from orca_operator import names, repairs
 from orca_operator.actions import Apply, ApplyAutoscaler, Check, Delete, ForceDelete, PutScheduler, Replace, Scale
 from orca_operator.cluster import ClusterError, KindNotServedError
-from orca_operator.execute import Executor
+from orca_operator.execute import NO_DRY_RUN, Executor
 from orca_operator.manifests import services
 from orca_operator.manifests.workers import worker_stateful_sets
 from orca_operator.observe import Observed, version
@@ -511,6 +511,21 @@ def test_a_rejected_optional_object_is_named_and_the_pass_goes_on(status):
     outcome = run(Executor(server), server)
     assert outcome.failures == ["PodDisruptionBudget demo: denied"]
     assert {"Deployment", "StatefulSet", "PodMonitor"} <= {kind for kind, _ in server.objects}
+
+
+def test_no_pod_of_a_new_revision_starts_without_its_network_policy():
+    """The dry run finds nothing where a webhook supports none."""
+    server = Server()
+
+    def apply(manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+        if manifest["kind"] == "NetworkPolicy":
+            raise ClusterError(400, f'webhook "w" {NO_DRY_RUN}') if dry_run else ClusterError(403, "denied")
+        return Server.apply(server, manifest, dry_run)
+
+    server.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(InvalidSpecError, match="^NetworkPolicy demo-master: denied$"):
+        run(Executor(server), server)
+    assert not {"Deployment", "StatefulSet"} & {kind for kind, _ in server.objects}
 
 
 # -- pods on lost nodes ------------------------------------------------------------------------------------------------
