@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 port=${PORT:-8000}
 url=http://127.0.0.1:$port
 
-if curl --silent --output /dev/null "$url"; then echo "port $port is in use: choose another one with PORT=" >&2; exit 2; fi
+if (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then echo "port $port is in use: choose another one with PORT=" >&2; exit 2; fi
 
 orca serve demo-model --pipeline-parallel-size 2 --port "$port" --disable-log-requests &
 server=$!
