@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -74,10 +74,6 @@ class _Deployment:
     rests: bool = False
     """Whether the last pass changed nothing, in one of the RESTING reasons."""
 
-    def move(self) -> None:
-        """Record the end of a pass, or of a call in it."""
-        self.moved_at = time.monotonic()
-
     def stop_alarm(self) -> None:
         """Stop waiting for requests at masters that sleep."""
         if self.parts is not None:
@@ -105,6 +101,8 @@ class Reconciler:
         self._metrics = metrics
         self._turns = Turns()
         self._deployments: dict[Key, _Deployment] = {}
+        self._moved_at = float("-inf")
+        """The latest `moved_at`, also of OrcaDeployments that are gone."""
         self._newest_ended = float("-inf")
         """Time since which the pass was due that became due last, of all that have ended."""
         metrics.watch_queue(lambda: len(self.due()))
@@ -137,10 +135,9 @@ class Reconciler:
         All passes share a few threads, in order, so that one of many waits for long while the API server is slow. Then
         calls of others end, but no pass that became due `seconds` after the wait had begun.
         """
-        now, known = time.monotonic(), self._deployments
-        ended_at = max((deployment.moved_at for deployment in known.values()), default=float("-inf"))
-        begin = now - seconds if now - ended_at > seconds else self._newest_ended - seconds
-        moved = {key: max(known[key].moved_at, now - since) for key, since in self.due().items()}
+        now = time.monotonic()
+        begin = now - seconds if now - self._moved_at > seconds else self._newest_ended - seconds
+        moved = {key: max(self._deployments[key].moved_at, now - since) for key, since in self.due().items()}
         return {key: now - at for key, at in moved.items() if at < begin}
 
     async def close(self) -> None:
@@ -152,6 +149,10 @@ class Reconciler:
         for deployment in self._deployments.values():
             deployment.stop_alarm()
         await self._masters.close()
+
+    def _move(self, deployment: _Deployment) -> None:
+        """Record the end of a pass, or of a call in it."""
+        deployment.moved_at = self._moved_at = time.monotonic()
 
     def _deployment(self, key: Key) -> _Deployment:
         return self._deployments.setdefault(key, _Deployment())
@@ -167,7 +168,7 @@ class Reconciler:
         return deployment.parts
 
     async def _run(self, key: Key, deployment: _Deployment) -> None:
-        CALL_ENDED.set(deployment.move)
+        CALL_ENDED.set(lambda: self._move(deployment))
         retry, longest = RETRY_SECONDS
         delay = POLL_SECONDS
         while True:
@@ -196,7 +197,7 @@ class Reconciler:
                 delay = random.uniform(*REST_SECONDS) if timed and deployment.rests else POLL_SECONDS
                 retry = RETRY_SECONDS[0]
             finally:
-                deployment.move()
+                self._move(deployment)
                 self._newest_ended = max(self._newest_ended, deployment.due_since)
             deployment.due_since = time.monotonic() if deployment.wake.is_set() else None
         # Before the first await: a deployment of this name that is created meanwhile gets its own task.
@@ -231,7 +232,6 @@ class Reconciler:
         parts = self._parts(deployment, Owner(name, namespace, metadata["uid"]))
         if metadata.get("deletionTimestamp"):
             return True
-        previous: Mapping[str, object] = resource.get("status") or {}
         result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
         situation = Situation(
             name,
@@ -248,7 +248,7 @@ class Reconciler:
             result.autoscaler_refusal,
             result.recovery,
         )
-        status = make_status(situation, previous)
+        status = make_status(situation, resource.get("status") or {})
         reason = str(find_condition(status, "Ready")["reason"])
         self._metrics.set_reason(key, reason)
         changes_status = await self._write_status(key, parts, resource, status)

@@ -523,7 +523,7 @@ def test_no_pod_of_a_new_revision_starts_without_its_network_policy():
         return Server.apply(server, manifest, dry_run)
 
     server.apply = apply  # type: ignore[method-assign]
-    with pytest.raises(InvalidSpecError, match="^NetworkPolicy demo-master: denied$"):
+    with pytest.raises(InvalidSpecError, match=r"^NetworkPolicy demo-master: denied$"):
         run(Executor(server), server)
     assert not {"Deployment", "StatefulSet"} & {kind for kind, _ in server.objects}
 
