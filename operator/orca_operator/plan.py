@@ -98,7 +98,7 @@ def plan(
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if owner(child).get("kind") != names.KIND:  # KEDA's own HPA, or a Service of `kubectl expose`
+            if owner(child).get("kind") != names.KIND:  # an orphan that is not adopted (adoption.py)
                 continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):
