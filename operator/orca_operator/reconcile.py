@@ -28,7 +28,7 @@ from orca_operator.manifests.context import Images, Owner
 from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
 from orca_operator.metrics import Metrics
-from orca_operator.observe import Object
+from orca_operator.observe import Object, is_ending
 from orca_operator.status import make_status, with_failure
 from orca_operator.status_writer import StatusWriter
 from orca_operator.steps import Parts, Steps
@@ -225,12 +225,11 @@ class Reconciler:
     async def _reconcile(self, key: Key, deployment: _Deployment) -> bool:
         namespace, name = key
         deployment.rests = False
-        resource = await self._read(key, deployment)
-        if resource is None:
+        if (resource := await self._read(key, deployment)) is None:
             return False
         metadata = resource["metadata"]
         parts = self._parts(deployment, Owner(name, namespace, metadata["uid"]))
-        if metadata.get("deletionTimestamp"):
+        if is_ending(resource):
             return True
         result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
         situation = Situation(
@@ -281,7 +280,8 @@ class Reconciler:
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
         """Return the OrcaDeployment, None if it does not exist. Lists its children if that is due."""
         listing = time.monotonic() - deployment.listed_at > RELIST_SECONDS
-        if not listing and (known := self.store.deployment(key)) is not None:
+        # One that is deleted is read in each pass, so that passes end in their order at the threads (`hung`).
+        if not listing and (known := self.store.deployment(key)) is not None and not is_ending(known):
             return known
         resource = await asyncio.to_thread(self._cluster.get, names.KIND, *key)
         if resource is not None:

@@ -321,6 +321,24 @@ def test_passes_over_many_deployments_do_not_hang_while_the_api_server_is_slow(d
     assert asyncio.run(asyncio.wait_for(run(), 120)) > HUNG_SECONDS
 
 
+def test_an_orcadeployment_that_is_deleted_is_read_in_each_pass():
+    """Else its passes would end before those that wait for a thread, and `hung` would take these for hung."""
+
+    async def run() -> None:
+        api = Api(MINIMAL)
+        reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(api), Metrics())  # type: ignore[arg-type]
+        assert api.resource is not None
+        metadata = {**api.resource["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+        api.resource = {**api.resource, "metadata": metadata}
+        for _ in range(3):
+            api.reads.clear()
+            assert await reconciler.run_pass(KEY)
+            assert (api.reads, api.calls) == ([KIND], [])
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_pass_of_many_slow_calls_hangs_only_when_none_of_them_ends(monkeypatch):
     """Others that became due later end meanwhile: each call is bounded, but not their sum."""
     monkeypatch.setattr(reconcile, "time", clock := Clock())
