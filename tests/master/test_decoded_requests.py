@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -164,15 +165,15 @@ def test_a_poll_returns_only_what_the_journal_has(generator, request_of, tmp_pat
 
 
 def test_all_memory_of_an_answer_counts(generator, request_of, monkeypatch, steps):
-    """Decoders, prompts and the log probabilities of prompts, too: clients choose their sizes."""
+    """That of detokenizers and of the log probabilities of prompts, too: clients choose their sizes."""
     monkeypatch.setattr(decoded_requests, "MOST_BYTES", 64 << 10)
     found = pb.PromptLogprobs(logprob=[-1.0] * 10_000)
 
-    def most_kept(name: str, num_choices: int, prompt: list[int], of_prompt: pb.PromptLogprobs | None = None) -> int:
+    def num_kept(name: str, num_choices: int, of_prompt: pb.PromptLogprobs | None = None) -> int:
         """Return how many of 40 answers with a token are kept."""
         decoded, requests = DecodedRequests(), []
         for index in range(40):
-            requests.append(request := request_of(f"{name}{index}", num_choices, prompt))
+            requests.append(request := request_of(f"{name}{index}", num_choices))
             request.note(0, Output("a", 40, None, prompt_logprobs=of_prompt))
             asyncio.run(decoded.pieces(request, request.generation(generator)))
         steps.clear()
@@ -180,10 +181,27 @@ def test_all_memory_of_an_answer_counts(generator, request_of, monkeypatch, step
             asyncio.run(decoded.pieces(request, request.generation(generator)))
         return 40 - len(steps)
 
-    assert most_kept("a", 1, [1]) > 10
-    assert most_kept("b", 64, [1]) == 1
-    assert most_kept("c", 1, [1] * 20_000) == 1
-    assert most_kept("d", 1, [1], found) == 1
+    assert num_kept("a", 1) > 10
+    assert num_kept("b", 64) == 1
+    assert num_kept("c", 1, found) == 1
+
+
+def test_prompts_are_not_kept(generator, request_of):
+    request, decoded = request_of("a", 1, [1] * 100_000), DecodedRequests()
+
+    def poll() -> int:
+        """Return the bytes that are in use afterwards."""
+        asyncio.run(decoded.pieces(request, request.generation(generator)))
+        decoded_bytes, _ = tracemalloc.get_traced_memory()
+        return decoded_bytes
+
+    poll()
+    decoded.forget(request)
+    tracemalloc.start()
+    try:
+        assert poll() < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_error_of_a_tokenizer_keeps_nothing_of_earlier_polls(generator, request_of, monkeypatch):

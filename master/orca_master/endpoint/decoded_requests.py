@@ -11,7 +11,7 @@ from orca_master.endpoint.resumable_request import ResumableRequest
 
 MOST_BYTES = 64 << 20
 CHOICE_BYTES = 2 << 10
-"""Approximate memory of a choice without its pieces: its detokenizer and its submission."""
+"""Approximate memory of a choice without its pieces: its detokenizer, with what it holds for a stop string."""
 
 
 class _Decoded:
@@ -22,7 +22,7 @@ class _Decoded:
         self.pieces: list[list[Piece]] = [[] for _ in generation.choices]
         """Of each choice."""
         self.num_tokens = 0
-        self.num_bytes = CHOICE_BYTES * len(generation.choices) + 4 * generation.prompt_tokens
+        self.num_bytes = CHOICE_BYTES * len(generation.choices)
         """Approximate memory."""
         self._error: Exception | None = None
 
