@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from orca_master.endpoint import decoded_requests
-from orca_master.endpoint.choice_run import PIECE_BYTES, Piece
-from orca_master.endpoint.decoded_requests import DecodedRequests
+from orca_master.endpoint.choice_run import PIECE_BYTES, PIECES_TOGETHER, Piece
+from orca_master.endpoint.decoded_requests import CHOICE_BYTES, DecodedRequests
 from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.endpoint.served_models import ServedModels
@@ -20,6 +22,7 @@ from orca_master.journal.records import Accepted
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.detokenizer import IncrementalDecoder
 from orca_master.text.tokenizer import TextCodec
+from orca_protos import engine_pb2 as pb
 from support.idle_engine import Idle
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -33,12 +36,13 @@ def generator() -> Generator:
 
 @pytest.fixture
 def request_of(tmp_path):
-    """Return a function that makes a request of two choices, whose answers end with a stop string."""
+    """Return a function that makes a request of two choices by default, whose answers end with a stop string."""
     journals: list[Journal] = []
 
-    def make(name: str = "a") -> ResumableRequest:
+    def make(name: str = "a", num_choices: int = 2, prompt: Sequence[int] = (1,)) -> ResumableRequest:
         journals.append(journal := Journal(tmp_path / name, "m"))
-        accepted = Accepted(name, "completions", {"n": 2, "stop": ["zz"]}, [array("I", [1])], 900, None, 1, 1, "")
+        body = {"n": num_choices, "stop": ["zz"]}
+        accepted = Accepted(name, "completions", body, [array("I", prompt)], 900, None, 1, 1, "")
         return ResumableRequest(journal, accepted, lambda _: None, lambda _: None)
 
     yield make
@@ -100,7 +104,7 @@ def test_polls_decode_each_token_once(generator, request_of, steps):
 
 
 def test_the_oldest_answers_make_room(generator, request_of, monkeypatch, steps):
-    monkeypatch.setattr(decoded_requests, "MOST_BYTES", 25 * (PIECE_BYTES + 20))
+    monkeypatch.setattr(decoded_requests, "MOST_BYTES", 25 * (PIECE_BYTES + 20) + 5 * CHOICE_BYTES)
     requests, decoded = [request_of(name) for name in "abc"], DecodedRequests()
     for request in requests:
         for token in range(30, 40):
@@ -141,3 +145,76 @@ def test_a_tokenizer_that_fails_ends_all_polls(generator, request_of, monkeypatc
         ]
 
     assert [str(error) for error in asyncio.run(play())] == ["the model's tokenizer fails"] * 3
+
+
+def test_a_poll_returns_only_what_the_journal_has(generator, request_of, tmp_path):
+    """A master that dies after the response must not generate other tokens for those that the client has."""
+    request, decoded = request_of(), DecodedRequests()
+
+    async def play() -> list[list[Piece]]:
+        for _ in range(2 * PIECES_TOGETHER):
+            note(request, 0, 40)
+        poll = asyncio.create_task(decoded.pieces(request, request.generation(generator)))
+        await asyncio.sleep(0)
+        note(request, 0, 40)
+        return await poll
+
+    (pieces, _) = asyncio.run(play())
+    (path,) = (tmp_path / "a").glob("*.journal")
+    assert len(pieces) == path.read_bytes().count(b",0,40]") == 2 * PIECES_TOGETHER
+
+
+def test_all_memory_of_an_answer_counts(generator, request_of, monkeypatch, steps):
+    """That of detokenizers and of the log probabilities of prompts, too: clients choose their sizes."""
+    monkeypatch.setattr(decoded_requests, "MOST_BYTES", 64 << 10)
+    found = pb.PromptLogprobs(logprob=[-1.0] * 10_000)
+
+    def num_kept(name: str, num_choices: int, of_prompt: pb.PromptLogprobs | None = None) -> int:
+        """Return how many of 40 answers with a token are kept."""
+        decoded, requests = DecodedRequests(), []
+        for index in range(40):
+            requests.append(request := request_of(f"{name}{index}", num_choices))
+            request.note(0, Output("a", 40, None, prompt_logprobs=of_prompt))
+            asyncio.run(decoded.pieces(request, request.generation(generator)))
+        steps.clear()
+        for request in reversed(requests):
+            asyncio.run(decoded.pieces(request, request.generation(generator)))
+        return 40 - len(steps)
+
+    assert num_kept("a", 1) > 10
+    assert num_kept("b", 64) == 1
+    assert num_kept("c", 1, found) == 1
+
+
+def test_prompts_are_not_kept(generator, request_of):
+    request, decoded = request_of("a", 1, [1] * 100_000), DecodedRequests()
+
+    def poll() -> int:
+        """Return the bytes that are in use afterwards."""
+        asyncio.run(decoded.pieces(request, request.generation(generator)))
+        decoded_bytes, _ = tracemalloc.get_traced_memory()
+        return decoded_bytes
+
+    poll()
+    decoded.forget(request)
+    tracemalloc.start()
+    try:
+        assert poll() < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_error_of_a_tokenizer_keeps_nothing_of_earlier_polls(generator, request_of, monkeypatch):
+    request, decoded = request_of(), DecodedRequests()
+    note(request, 0, 40)
+
+    def failing(decoder: IncrementalDecoder, token: int, last: bool, stops: bool = False) -> str:
+        raise RequestError("the model's tokenizer fails")
+
+    monkeypatch.setattr(IncrementalDecoder, "step", failing)
+    lengths = []
+    for _ in range(4):
+        with pytest.raises(RequestError) as caught:
+            asyncio.run(decoded.pieces(request, request.generation(generator)))
+        lengths.append(len(caught.traceback))
+    assert lengths[1] == lengths[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 import uvicorn
@@ -190,6 +191,29 @@ def test_a_client_that_leaves_ends_the_request_before_a_pipelined_one():
         peer.close()
         for _ in range(5):
             await asyncio.sleep(0)
+        assert waiting.done()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_is_noticed_behind_a_later_pipelined_request():
+    """uvicorn stops reading, and so does not notice the end of the connection, until the first request reads again."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        connection, _ = connect()
+        server, client = socket.socketpair()
+        client.setblocking(False)
+        await loop.connect_accepted_socket(lambda: connection, server)
+        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
+        while not connection.tasks:
+            await asyncio.sleep(0)
+        (waiting,) = connection.tasks
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
+        client.close()
+        await asyncio.wait({waiting}, timeout=10)
         assert waiting.done()
 
     asyncio.run(run())

@@ -1,7 +1,8 @@
 """`AnswerFiles`: the output and the errors of a batch, to which lines are only appended.
 
 The files themselves tell which lines of the input have an answer: the id of an answer ends with the number of its line.
-A last line that a crash has cut off is removed, and the line is answered again. So are lines from one with zeros on.
+A last line that a crash has cut off is removed, and all lines from the first one with a zero byte on. Their requests
+are answered again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class AnswerFile:
         self.numbers: set[int] = set()
         """Numbers of the answered lines."""
         self.num_dropped = 0
-        """Bytes of the unfinished line that was removed."""
+        """Bytes of the damaged lines that were removed."""
         self._is_torn = False
         """True if a part of a line could not be removed: the disk was full for that, too."""
         self._num_synced = 0

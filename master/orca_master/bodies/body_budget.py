@@ -1,7 +1,7 @@
 """`BodyBudget`: limits the total memory of unvalidated request bodies in one process.
 
-The limit of a single body times the number of connections would exceed the memory of a machine. Slow bodies of one API
-key would take all of the budget for as long as bodies may take.
+The limit of a single body times the number of connections would exceed the memory of a machine. Without a limit for
+each API key, slow bodies of one key could occupy the whole budget.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class ChoiceRun:
         try:
             if (failure := failure_of(output)) is not None:
                 raise failure
-            piece = as_piece(choice, output)
+            piece = as_piece(choice.index, choice.decoder, output)
         except Exception as error:  # raised by next_pieces
             self.fail(error)
             return
@@ -199,19 +199,19 @@ def failure_of(output: Output) -> EngineError | EngineUnavailableError | None:
     return (EngineError if of_request else EngineUnavailableError)(output.error)
 
 
-def as_piece(choice: Choice, output: Output) -> Piece:
-    """Convert an output of the engine; raise RequestError if the token has no text."""
+def as_piece(index: int, decoder: IncrementalDecoder, output: Output) -> Piece:
+    """Convert an output of the engine for the choice `index`; raise RequestError if the token has no text."""
     assert output.token is not None
     reason = output.finish_reason
-    text = choice.decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
-    stop_string = choice.decoder.stop_string
+    text = decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
+    stop_string = decoder.stop_string
     if stop_string is not None:
         reason = FinishReason.STOP
     finish: Literal["stop", "length"] | None = None
     if reason is not None:
         finish = "stop" if reason is FinishReason.STOP else "length"
     return Piece(
-        choice.index,
+        index,
         text,
         output.token,
         output.logprobs,

@@ -10,6 +10,8 @@ from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.resumable_request import ResumableRequest
 
 MOST_BYTES = 64 << 20
+CHOICE_BYTES = 2 << 10
+"""Approximate memory of a choice without its pieces: its detokenizer, with what it holds for a stop string."""
 
 
 class _Decoded:
@@ -19,18 +21,22 @@ class _Decoded:
         self._unread = request.known(generation)
         self.pieces: list[list[Piece]] = [[] for _ in generation.choices]
         """Of each choice."""
-        self.num_tokens = self.num_bytes = 0
+        self.num_tokens = 0
+        self.num_bytes = CHOICE_BYTES * len(generation.choices)
+        """Approximate memory."""
         self._error: Exception | None = None
 
     def decode(self, num_tokens: int) -> None:
         """Decode the next tokens; raise RequestError, in each call from then on, if the tokenizer fails."""
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # it would grow, and keep the frames of all polls
         try:
             for piece in itertools.islice(self._unread, num_tokens):
                 self.pieces[piece.index].append(piece)
                 self.num_tokens += 1
                 self.num_bytes += size_of(piece.text, piece.logprobs)
+                if piece.prompt_logprobs is not None:
+                    self.num_bytes += 4 * piece.prompt_logprobs.ByteSize()
         except Exception as error:
             self._error = error
             raise
@@ -49,11 +55,12 @@ class DecodedRequests:
         Several calls for a request may run at a time. The `generation` of the first one decodes for all.
         """
         request.flush()
+        num_tokens = request.num_tokens  # later ones are not flushed
         decoded = self._decoded.pop(request, None) or _Decoded(request, generation)
         self._decoded[request] = decoded
         try:
-            while unread := min(request.num_tokens - decoded.num_tokens, PIECES_TOGETHER):
-                decoded.decode(unread)
+            while (unread := num_tokens - decoded.num_tokens) > 0:
+                decoded.decode(min(unread, PIECES_TOGETHER))
                 await asyncio.sleep(0)
         finally:
             self._make_room()

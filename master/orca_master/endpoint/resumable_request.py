@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 from orca_protos import engine_pb2 as pb
@@ -18,6 +18,7 @@ from orca_master.errors import EngineError, EngineUnavailableError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token, TokenLog
 from orca_master.scheduling.request import FinishReason
+from orca_master.text.detokenizer import IncrementalDecoder
 
 COMPLETIONS, CHAT = "completions", "chat"
 """Routes of requests."""
@@ -189,7 +190,10 @@ class ResumableRequest:
         return len(self._outputs)
 
     def known(self, generation: Generation) -> Iterator[Piece]:
-        """Yield the pieces of the tokens so far, `num_tokens` of them."""
+        """Return the pieces of the tokens so far, `num_tokens` of them, which keep only the generation's decoders."""
+        return self._decoded([choice.decoder for choice in generation.choices])
+
+    def _decoded(self, decoders: Sequence[IncrementalDecoder]) -> Iterator[Piece]:
         begun = set[int]()
         for token in self._outputs:
             reason = None if token.finish_reason is None else FinishReason(token.finish_reason)
@@ -200,7 +204,7 @@ class ResumableRequest:
             if token.prompt_logprobs is not None:
                 of_prompt = pb.PromptLogprobs.FromString(token.prompt_logprobs)
             output = Output(self.accepted.request_id, token.token, reason, None, logprobs, cached, of_prompt)
-            yield as_piece(generation.choices[token.choice], output)
+            yield as_piece(token.choice, decoders[token.choice], output)
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
