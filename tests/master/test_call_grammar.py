@@ -150,6 +150,16 @@ def test_an_answer_to_a_schema_is_json_or_calls(form, parallel, accepted, refuse
         assert (bool(parsed.calls), parsed.content) == ((False, answer) if '"s"' in answer else (True, "")), answer
 
 
+def test_an_answer_like_a_call_without_an_object_of_arguments_is_json():
+    """The schema allows it, so it is the answer: as a call it would have no arguments."""
+    for answer in ('{"name": "add", "parameters": 7}', '{"name":"add","parameters":"{","x":1}'):
+        for pieces in ([answer], [*answer]):
+            parser = ToolCallParser(FORMATS["llama3_json"], SCHEMAS, is_constrained=True)
+            parsed = [parser.feed(piece, last=place == len(pieces) - 1) for place, piece in enumerate(pieces)]
+            assert "".join(part.content for part in parsed) == answer
+            assert parser.num_calls == 0
+
+
 @pytest.mark.parametrize("with_markers", [False, True])
 @pytest.mark.parametrize(("form", "parallel", "reasoning", "accepted", "refused"), ANSWERS)
 def test_accepted_and_refused_answers(form, parallel, reasoning, accepted, refused, with_markers):

@@ -63,6 +63,7 @@ def test_null_means_the_default():
             "structured_outputs",
             "not allowed together with text.format",
         ),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens", "min_tokens: 9 exceeds max_output_tokens, 8"),
     ],
 )
 def test_what_is_refused_is_named(fields, field, words):

@@ -130,6 +130,8 @@ class ResponseRequest(SamplingFields):
             raise ValueError("stream_options: is only allowed with stream: true")
         if self.background and not self.store:
             raise ValueError("background: is only allowed with store: true, because clients read the response later")
+        if self.max_output_tokens is not None and self.min_tokens > self.max_output_tokens:
+            raise ValueError(f"min_tokens: {self.min_tokens} exceeds max_output_tokens, {self.max_output_tokens}")
         if self.top_logprobs and not self.wants_logprobs:
             raise ValueError(f"top_logprobs: needs include: [{LOGPROBS!r}]")
         form = self.text.format or {"type": "text"}

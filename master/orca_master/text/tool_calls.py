@@ -111,7 +111,7 @@ class ToolCallParser:
         self._beginnings: tuple[str, ...] = ()
         """Of answers with calls, without white space; empty if calls can follow a text."""
         if is_constrained:
-            objects = [f'{{"name":"{name}","parameters":' for name in names] if form.whole_answer else []
+            objects = [f'{{"name":"{name}","parameters":{{' for name in names] if form.whole_answer else []
             self._beginnings = (form.marker, *objects)
         elif form.whole_answer:
             self._beginnings = (form.marker, "{")
