@@ -101,7 +101,6 @@ def test_masters_of_old_revisions_are_asked_in_plaintext_and_masters_of_new_ones
         master = pod(found, names.MASTER, ready=True)
         deployment = api.objects["Deployment", names.master("demo", found.revision)]
         master["spec"] = deployment["spec"]["template"]["spec"]
-        master["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]
         api.objects["Pod", master["metadata"]["name"]] = master
         masters = Masters(report(found))
         expected = ("False", "PlaintextRevision") if settings else ("True", "MutualTLS")

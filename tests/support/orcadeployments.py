@@ -61,10 +61,10 @@ def pod(
     revision = revision or deployment.revision
     if role == names.WORKER:
         name = f"{names.partition(deployment.name, revision, partition)}-{pipeline}"
-        labels = names.worker_labels(deployment.name, revision, partition)
+        labels, workload = names.worker_labels(deployment.name, revision, partition), "StatefulSet"
     else:
         name = f"{names.master(deployment.name, revision)}-5c9f8-abcde"
-        labels = names.master_labels(deployment.name, revision)
+        labels, workload = names.master_labels(deployment.name, revision), "ReplicaSet"
     conditions = [
         {"type": "PodScheduled", "status": "True"},
         {"type": "Ready", "status": "True" if ready else "False"},
@@ -75,6 +75,7 @@ def pod(
         "metadata": {
             "name": name, "namespace": deployment.namespace, "labels": labels, "uid": f"uid-{name}",
             "creationTimestamp": (NOW - timedelta(days=1)).isoformat(),
+            "ownerReferences": [{"kind": workload, "name": "w", "uid": "w", "controller": True}],
         },
         "spec": {"containers": [{"name": role, "resources": {"limits": {"memory": "64Mi"}}}]},
         "status": {

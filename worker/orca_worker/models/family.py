@@ -118,16 +118,16 @@ class ModelConfig(ABC):
                 f"pipeline-parallel-size {pipeline_parallel_size} does not fit: "
                 f"the model has {self.num_layers} layers, so 1 to {self.num_layers} would"
             )
-        if tensor_parallel_size > self.vocabulary_size:  # each rank has the embeddings of a part of the tokens
-            raise ModelError(
-                f"tensor-parallel-size {tensor_parallel_size} does not fit: "
-                f"the model has {self.vocabulary_size} tokens, fewer than ranks"
-            )
         if not self._divides(tensor_parallel_size):
             fitting = ", ".join(str(size) for size in range(1, self.num_heads + 1) if self._divides(size))
             raise ModelError(
                 f"tensor-parallel-size {tensor_parallel_size} does not fit: {self.num_heads} heads, "
                 f"{self.num_kv_heads} K/V heads and {self.intermediate_size} inner units must divide: {fitting} would"
+            )
+        if tensor_parallel_size > self.vocabulary_size:  # each rank has the embeddings of a part of the tokens
+            raise ModelError(
+                f"tensor-parallel-size {tensor_parallel_size} does not fit: "
+                f"the model has {self.vocabulary_size} tokens, fewer than ranks"
             )
 
     def _divides(self, size: int) -> bool:
