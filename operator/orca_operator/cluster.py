@@ -131,7 +131,7 @@ class Cluster:
         try:
             return self._call(
                 resource.server_side_apply,
-                body=self._known(manifest),
+                body=self._supported(manifest),
                 name=metadata["name"],
                 namespace=metadata["namespace"],
                 field_manager=FIELD_MANAGER,
@@ -211,7 +211,7 @@ class Cluster:
             return False
         return True
 
-    def _known(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    def _supported(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Return a manifest without `unhealthyPodEvictionPolicy` for a server before 1.27, which may reject it."""
         minor = re.match(r"\d+", str(self._dynamic.version["kubernetes"].get("minor")))  # "27+" on some clouds
         if manifest["kind"] != "PodDisruptionBudget" or (minor and int(minor[0]) >= 27):

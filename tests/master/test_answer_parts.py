@@ -419,7 +419,7 @@ def test_an_answer_that_continues_a_text_is_no_reasoning(tmp_path, reasoning_par
         await completions.create(model=MODEL, messages=begun, tools=[forced], extra_body=options)
         grammar = scripted.engine.submissions[-1].grammar
         assert grammar is not None
-        assert CallGrammar.of(grammar.text).reasoning == "qwen3"
+        assert grammar.reasoning == "qwen3"
 
     play(scripted, scene)
 

@@ -17,7 +17,7 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.iteration_message import build_iteration
 from orca_master.errors import RequestError
-from orca_master.scheduling.bad_words import BadWords
+from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.tokenizer import TextCodec
@@ -42,7 +42,7 @@ def slowly_forbidden(words: list[Word], generated: list[int]) -> set[int]:
     generated=st.lists(st.integers(0, 2), max_size=8),
 )
 def test_the_last_token_of_a_word_is_forbidden_behind_the_others(words, generated):
-    assert BadWords(words).forbidden(generated) == slowly_forbidden(words, generated)
+    assert BadWordTokens(words).forbidden(generated) == slowly_forbidden(words, generated)
 
 
 def test_the_choices_of_a_request_share_the_words_that_are_compared(tmp_path):
@@ -110,7 +110,7 @@ def words_of(prompt: Word, length: int) -> list[Word]:
 
 def submit(made: Engine, name: str, prompt: Word, words: list[Word], length: int = 30) -> None:
     plain = made.submission(name, prompt, length)
-    made.engine.submit(replace(plain, sampling=replace(plain.sampling, bad_words=BadWords(words))))
+    made.engine.submit(replace(plain, sampling=replace(plain.sampling, bad_words=BadWordTokens(words))))
 
 
 PROMPTS: dict[str, Word] = {f"w{number}": (number, 3, 5) for number in range(5)}
@@ -172,7 +172,7 @@ def test_words_are_avoided_after_a_lost_pipeline_after_preemptions_and_in_a_resu
         await made.engine.start()
         for size in (1, 5, 10, 11, 12):
             plain = made.submission(str(size), PROMPTS["w2"], 30)
-            sampling = replace(plain.sampling, bad_words=BadWords(WORDS["w2"]))
+            sampling = replace(plain.sampling, bad_words=BadWordTokens(WORDS["w2"]))
             made.engine.submit(replace(plain, sampling=sampling, generated=ANSWERS["w2"][:size]))
         tokens = await made.collect(5)
         assert tokens == {str(size): ANSWERS["w2"][size:] for size in (1, 5, 10, 11, 12)}
@@ -190,7 +190,7 @@ def test_words_are_avoided_within_a_grammar_that_leaves_another_token():
         for name, words in (("free", []), ("bad", None)):
             plain = made.submission(name, (7,), 20)
             found = by_name.get("free", [])
-            sampling = replace(plain.sampling, bad_words=BadWords((token,) for token in set(found[3:4])))
+            sampling = replace(plain.sampling, bad_words=BadWordTokens((token,) for token in set(found[3:4])))
             assert words == [] or sampling.bad_words
             constraint = matcher(tokenizer, GrammarKind.REGEX, "[a-f]{20}")
             made.engine.submit(replace(plain, sampling=sampling, constraint=constraint))

@@ -30,7 +30,7 @@ def grammar(request: ChatCompletionRequest, form: str = "hermes", reasoning: str
     made = grammar_of_calls(request, form, reasoning)
     if made is None:
         return None
-    assert (made.kind, made.field) == (GrammarKind.CALLS, "tools")
+    assert (made.kind, made.field, made.reasoning) == (GrammarKind.CALLS, "tools", reasoning)
     read = CallGrammar.of(made.text)
     assert read.text == made.text
     return read
@@ -46,23 +46,11 @@ def test_the_model_decides_without_a_demand_and_without_strict_functions():
 def test_required_constrains_to_a_list_of_all_functions():
     made = grammar(body("required", function("f", X), function("g"), parallel_tool_calls=False), "", "qwen3")
     assert made is not None
-    assert (made.form, made.parallel, made.reasoning) == (LIST, False, "")
+    assert (made.form, made.parallel) == (LIST, False)
     assert [(entry.name, entry.arguments, entry.field) for entry in made.functions] == [
         ("f", X, "tools.0.function.parameters"),
         ("g", EMPTY, "tools.1.function.parameters"),
     ]
-
-
-def test_reasoning_is_part_of_a_grammar_of_text_and_precedes_the_others():
-    strict = body("auto", function("f", X, strict=True))
-    for request, schema, within in (
-        (body("required", function("f", X)), None, False),
-        (strict, None, True),
-        (strict, X, False),
-    ):
-        made = grammar_of_calls(request, "hermes", "qwen3", schema)
-        assert made is not None
-        assert (CallGrammar.of(made.text).reasoning, made.reasoning) == (("qwen3", "") if within else ("", "qwen3"))
 
 
 def test_a_named_function_constrains_to_its_arguments():
@@ -78,7 +66,7 @@ def test_a_named_function_constrains_to_its_arguments():
 def test_strict_functions_constrain_the_models_own_format():
     made = grammar(body("auto", function("f", X), function("g", X, strict=True)), "mistral")
     assert made is not None
-    assert (made.form, made.parallel, made.reasoning) == ("mistral", True, "")
+    assert (made.form, made.parallel) == ("mistral", True)
     assert [entry.arguments for entry in made.functions] == [ANY_ARGUMENTS, X]
 
 

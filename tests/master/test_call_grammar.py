@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from functools import cache, partial
+from functools import cache
 
 import jsonschema
 import pytest
@@ -14,9 +14,8 @@ from orca_master.endpoint.answer_parts import AnswerParser
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.call_grammar import ARGUMENTS, LIST, CallableFunction, CallGrammar
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
-from orca_master.text.grammar_process import compiled, special_token, translate
+from orca_master.text.grammar_process import compiled, translate
 from orca_master.text.reasoning import ReasoningParser
-from orca_master.text.reasoning_rules import after_reasoning
 from orca_master.text.tool_calls import FORMATS, ToolCallParser
 from support.grammars import END, byte_tokenizer, ll_tokenizer, tokens_of
 
@@ -52,13 +51,9 @@ def tokenizer(with_markers: bool):
 
 def matcher(form: str, parallel: bool = True, reasoning: str = "", with_markers: bool = False) -> LLMatcher:
     functions = FUNCTIONS[:1] if form == ARGUMENTS else FUNCTIONS
-    is_forced = form in (LIST, ARGUMENTS)
-    text = CallGrammar(form, functions, parallel, "" if is_forced else reasoning).text
+    text = CallGrammar(form, functions, parallel).text
     tokens = tokenizer(with_markers)
-    grammar = translate(tokens, GrammarKind.CALLS, text)
-    if is_forced and reasoning:
-        grammar = after_reasoning(grammar, reasoning, partial(special_token, tokens))
-    made = compiled(tokens, grammar)
+    made = compiled(tokens, translate(tokens, GrammarKind.CALLS, text, reasoning))
     assert not made.is_error(), made.get_error()
     return made
 

@@ -192,19 +192,37 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     assert found.tokens == [output for output, end in zip(outputs, ends, strict=True) if end <= length]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [(b"[1,0,1", b"[1,9,1"), (b'"journal"', b'"journaL"'), (b'["journal"', b'x\n["journal"')]
-)
-def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, new):
-    """Its later tokens and its end are ignored, so that they are computed again; a master may have done so already."""
+def write_small_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Write a finished request of 100 tokens to a journal of files of 500 bytes; return its number."""
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
-    journal = Journal(tmp_path, MODEL)
+    journal = Journal(folder, MODEL)
     number = journal.accept(request())
     for index in range(100):
         journal.note(number, Token(0, index))
         journal.flush()
     journal.end(number, Ended(1.0, ""))
     journal.close()
+    return number
+
+
+def check_continued(journal: Journal, folder: Path, number: int, num_kept: int) -> None:
+    """Continue that request after `num_kept` tokens, and assert that the next journal has all of it."""
+    journal.resume([number])
+    for index in range(num_kept, 100):
+        journal.note(number, Token(0, index))
+    journal.end(number, Ended(2.0, ""))
+    journal.close()
+    (found,) = (last := Journal(folder, MODEL)).requests.values()
+    assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
+    last.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"[1,0,1", b"[1,9,1"), (b'"journal"', b'"journaL"'), (b'["journal"', b'x\n["journal"')]
+)
+def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, new):
+    """Its later tokens and its end are ignored, so that they are computed again; a master may have done so already."""
+    number = write_small_files(tmp_path, monkeypatch)
     _, path, *_ = (tmp_path / name for name in segments(tmp_path))
     path.write_bytes(path.read_bytes().replace(old, new, 1))
     again = Journal(tmp_path, MODEL)
@@ -212,27 +230,13 @@ def test_a_request_has_no_gap_after_a_damaged_file(tmp_path, monkeypatch, old, n
     kept = [token.token for token in found.tokens]
     assert (kept, found.ended) == (list(range(len(kept))), None)
     assert len(kept) < 40
-    again.resume([number])
-    for index in range(len(kept), 100):
-        again.note(number, Token(0, index))
-    again.end(number, Ended(2.0, ""))
-    again.close()
-    (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
-    assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
-    third.close()
+    check_continued(again, tmp_path, number, len(kept))
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_request_has_no_gap_after_a_file_that_lacks_whole_lines(tmp_path, monkeypatch, is_removed):
     """Each write ends with a line, so a file that the death of the machine has cut does, too."""
-    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 500)
-    journal = Journal(tmp_path, MODEL)
-    number = journal.accept(request())
-    for index in range(100):
-        journal.note(number, Token(0, index))
-        journal.flush()
-    journal.end(number, Ended(1.0, ""))
-    journal.close()
+    number = write_small_files(tmp_path, monkeypatch)
     first, path, *_ = (tmp_path / name for name in segments(tmp_path))
     num_kept = first.read_bytes().count(b'["tokens",[1,')
     if is_removed:
@@ -244,14 +248,7 @@ def test_a_request_has_no_gap_after_a_file_that_lacks_whole_lines(tmp_path, monk
     again = Journal(tmp_path, MODEL)
     (found,) = again.requests.values()
     assert ([token.token for token in found.tokens], found.ended) == (list(range(num_kept)), None)
-    again.resume([number])
-    for index in range(num_kept, 100):
-        again.note(number, Token(0, index))
-    again.end(number, Ended(2.0, ""))
-    again.close()
-    (found,) = (third := Journal(tmp_path, MODEL)).requests.values()
-    assert ([token.token for token in found.tokens], found.ended) == (list(range(100)), Ended(2.0, ""))
-    third.close()
+    check_continued(again, tmp_path, number, num_kept)
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 3])

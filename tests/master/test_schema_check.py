@@ -70,7 +70,7 @@ def test_the_schemas_of_functions_are_checked_too():
         "arguments": {"type": "object", "properties": {"x": {"const": 2**53 + 1}}},
         "field": "tools.0",
     }
-    grammar = {"form": "list", "functions": [function], "parallel": True, "reasoning": ""}
+    grammar = {"form": "list", "functions": [function], "parallel": True}
     made = answer(TOKENIZER, {"kind": "calls", "text": json.dumps(grammar), "reasoning": ""})
     assert made["field"] == "tools.0"
     assert made["error"].startswith("#/properties/x: const: 9007199254740993 cannot be")

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.lengths import (
@@ -33,9 +30,8 @@ MAX_CHOICES = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 """Maximum parts of one message."""
-
-
 UsageInStream = Literal["none", "last", "all"]
+"""The chunks of a stream that have the usage."""
 
 
 class StreamOptions(Body):

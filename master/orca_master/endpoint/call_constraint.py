@@ -39,13 +39,12 @@ def grammar_of_calls(
         for index, function in enumerate(functions)
         if form != ARGUMENTS or function.name in names
     )
-    has_text = answer_schema is None and form not in (LIST, ARGUMENTS)
     try:
         _check_size(called)
-        calls = CallGrammar(form, called, body.parallel_tool_calls, reasoning if has_text else "", answer_schema)
-        return Grammar(GrammarKind.CALLS, calls.text, FIELD, reasoning="" if has_text else reasoning)
+        text = CallGrammar(form, called, body.parallel_tool_calls, answer_schema).text
     except RecursionError as error:
         raise RequestError(f"{FIELD}: nested too deeply", FIELD) from error
+    return Grammar(GrammarKind.CALLS, text, FIELD, reasoning=reasoning)
 
 
 def _check_size(functions: Iterable[CallableFunction]) -> None:

@@ -14,7 +14,10 @@ from orca_master.endpoint.responding import error_response
 
 
 class InternalErrors:
-    """Answers unless the response has begun, and raises an exception again, which the server logs."""
+    """Answers unless the response has begun, and raises an exception again, which the server logs.
+
+    A cancellation, of which the server knows, is not raised again: it would be logged with its traceback.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

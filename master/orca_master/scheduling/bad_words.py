@@ -1,4 +1,4 @@
-"""`BadWords`: the bad words of a request as tokens, which all of its choices share."""
+"""`BadWordTokens`: the bad words of a request as tokens, which all of its choices share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 
-class BadWords(tuple[tuple[int, ...], ...]):
+class BadWordTokens(tuple[tuple[int, ...], ...]):
     """Sequences of tokens, of which the last is not generated behind the others."""
 
     def forbidden(self, generated: Sequence[int]) -> frozenset[int]:
@@ -32,4 +32,4 @@ class BadWords(tuple[tuple[int, ...], ...]):
         return max(map(len, self), default=1)
 
 
-NO_BAD_WORDS = BadWords()
+NO_BAD_WORDS = BadWordTokens()

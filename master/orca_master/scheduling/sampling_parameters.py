@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from orca_protos import engine_pb2 as pb
 
 from orca_master.errors import RequestError
-from orca_master.scheduling.bad_words import NO_BAD_WORDS, BadWords
+from orca_master.scheduling.bad_words import NO_BAD_WORDS, BadWordTokens
 
 SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Smallest and largest positive normal float32, the workers' number type."""
@@ -53,7 +53,7 @@ class SamplingParameters:
     min_tokens: int = _bounded(0, 0, 2**32 - 1)
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
-    bad_words: BadWords = NO_BAD_WORDS
+    bad_words: BadWordTokens = NO_BAD_WORDS
 
     @property
     def reads_history(self) -> bool:
@@ -117,5 +117,5 @@ def sampling_of(message: pb.Sampling) -> SamplingParameters:
         raise ValueError(f"a logit bias of {len(bias.token)} tokens and {len(bias.value)} values")
     values = {name: getattr(message, name) for name in _BOUNDS}
     values |= {name: None for name in ("logprobs", "prompt_logprobs") if not message.HasField(name)}
-    bad_words = BadWords(tuple(word.token) for word in message.bad_words)
+    bad_words = BadWordTokens(tuple(word.token) for word in message.bad_words)
     return SamplingParameters(**values, logit_bias=tuple(zip(bias.token, bias.value, strict=True)), bad_words=bad_words)

@@ -7,8 +7,7 @@ tool_calls.py and reasoning.py find calls and reasoning exactly where the gramma
 schema.
 
 Texts are terminals that end where their language ends: one without a marker, or one that ends with its first marker.
-llguidance takes added tokens like `<tool_call>` for special tokens, which no text contains. So each marker is a text
-and, if the tokenizer has it, also a token.
+A marker is a text or a special token (reasoning_rules.py).
 """
 
 from __future__ import annotations
@@ -39,14 +38,12 @@ class CallGrammar:
     """Calls of `functions` in a form: LIST, ARGUMENTS (of the only function), or a key of FORMATS.
 
     `parallel`: False for at most one call. `answer_schema`: JSON schema of an answer in one of FORMATS that has no
-    call, None for text. `reasoning`: the format of the reasoning (reasoning.py) before such a text, "" without any.
-    Before the others reasoning is a matter of Grammar, because it must end before they begin.
+    call, None for text.
     """
 
     form: str
     functions: tuple[CallableFunction, ...]
     parallel: bool = True
-    reasoning: str = ""
     answer_schema: dict[str, Any] | None = None
 
     @classmethod
@@ -57,30 +54,40 @@ class CallGrammar:
         return cls(functions=functions, **fields)
 
     @property
+    def has_text(self) -> bool:
+        """True if an answer can be any text without a call, or have one before its calls."""
+        return self.form in FORMATS and self.answer_schema is None
+
+    @property
     def text(self) -> str:
         """All fields as JSON; raises RecursionError for a schema that is nested too deeply."""
         functions = [
             {"name": entry.name, "arguments": entry.arguments, "field": entry.field} for entry in self.functions
         ]
-        fields = {"form": self.form, "functions": functions, "parallel": self.parallel, "reasoning": self.reasoning}
-        return json.dumps({**fields, "answer_schema": self.answer_schema})
+        fields = {"form": self.form, "parallel": self.parallel, "answer_schema": self.answer_schema}
+        return json.dumps({**fields, "functions": functions})
 
-    def lark(self, token_of: TokenOf, json_options: dict[str, Any]) -> str:
-        """Return the grammar in Lark; `json_options`: llguidance's, for every schema."""
+    def lark(self, token_of: TokenOf, json_options: dict[str, Any], reasoning: str = "") -> str:
+        """Return the grammar in Lark.
+
+        `json_options`: llguidance's, for every schema. `reasoning`: the format of the reasoning (reasoning.py) before
+        the text of an answer that has any, "" without reasoning. Other answers follow it (`after_reasoning`).
+        """
         schemas = {f"arguments_{index}": function.arguments for index, function in enumerate(self.functions)}
         if self.answer_schema is not None:
             schemas["answer"] = self.answer_schema
         options = {"x-guidance": json_options}
         rules = [f"{rule}: %json {json.dumps(schema | options)}" for rule, schema in schemas.items()]
-        return "\n".join((TERMINALS, *rules, *_Rules(self, token_of).all()))
+        return "\n".join((TERMINALS, *rules, *_Rules(self, token_of, reasoning).all()))
 
 
 class _Rules:
     """Makes the rules of one grammar but those of arguments."""
 
-    def __init__(self, grammar: CallGrammar, token_of: TokenOf) -> None:
+    def __init__(self, grammar: CallGrammar, token_of: TokenOf, reasoning: str) -> None:
         self._grammar = grammar
         self._token_of = token_of
+        self._reasoning = reasoning
         self._rules: list[str] = []
 
     def all(self) -> list[str]:
@@ -131,7 +138,7 @@ class _Rules:
             self._rules.append(f'TEXT: ANY & ~(ANY "{form.marker}" ANY)')
         self._add_text_and_calls("body", "TEXT")
         self._add_calls()
-        if not (reasoning := self._grammar.reasoning):
+        if not (reasoning := self._reasoning):
             self._rules.append("start: body")
             return
         self._rules += reasoning_rules(reasoning, self._token_of)

@@ -98,19 +98,23 @@ def special_token(tokenizer: LLTokenizer, text: str) -> int | None:
     return tokens[0] if len(tokens) == 1 and tokenizer.is_special_token(tokens[0]) else None
 
 
-def translate(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> str:
-    """Return llguidance's form of a grammar; raise ValueError."""
+def translate(tokenizer: LLTokenizer, kind: GrammarKind, text: str, reasoning: str = "") -> str:
+    """Return llguidance's form of a grammar and of the reasoning before it, see Grammar; raise ValueError."""
+    token_of, has_text = partial(special_token, tokenizer), False
     if kind is GrammarKind.JSON:
-        return _of_schema(text)
-    if kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(text)
-    if kind is GrammarKind.CHOICE:
+        grammar = _of_schema(text)
+    elif kind is GrammarKind.REGEX:
+        grammar = LLMatcher.grammar_from_regex(text)
+    elif kind is GrammarKind.CHOICE:
         # A terminal, because llguidance has a low limit for the alternatives of a rule.
         choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
-        return _of_lark(f"start: CHOICE\nCHOICE: {choices}")
-    if kind is GrammarKind.CALLS:
-        return _of_lark(CallGrammar.of(text).lark(partial(special_token, tokenizer), JSON_OPTIONS))
-    return _of_lark(any_to_lark(text))
+        grammar = _of_lark(f"start: CHOICE\nCHOICE: {choices}")
+    elif kind is GrammarKind.CALLS:
+        calls = CallGrammar.of(text)
+        grammar, has_text = _of_lark(calls.lark(token_of, JSON_OPTIONS, reasoning)), calls.has_text
+    else:
+        grammar = _of_lark(any_to_lark(text))
+    return after_reasoning(grammar, reasoning, token_of) if reasoning and not has_text else grammar
 
 
 def _of_lark(lark: str) -> str:
@@ -162,7 +166,7 @@ def _tried(tokenizer: LLTokenizer, kind: GrammarKind, text: str, reasoning: str)
         error = _error_of(matcher)
         return {"error": locate(json.loads(text), error, _error_of_schema) if kind is GrammarKind.JSON else error}
     if reasoning:
-        grammar = after_reasoning(grammar, reasoning, partial(special_token, tokenizer))
+        grammar = translate(tokenizer, kind, text, reasoning)
         if (matcher := compiled(tokenizer, grammar)).is_error():
             return {"error": _error_of(matcher)}
     return {"grammar": grammar}

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
 from orca_master.errors import ConfigurationError, RequestError
-from orca_master.scheduling.bad_words import BadWords
+from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
 from orca_master.text.sampling_defaults import read_sampling_file
 from orca_master.text.tokenizer_config import read_tokenizer_config
@@ -104,7 +104,7 @@ class TextCodec:
         with errors_as(RequestError, "the model's tokenizer fails on this text: "):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def bad_words(self, words: Sequence[str]) -> BadWords:
+    def bad_words(self, words: Sequence[str]) -> BadWordTokens:
         """Return the sequences of tokens that are generated for words, at the beginning of a text and behind a space.
 
         A word has no sequence of its own behind a space if that is the sequence without a space behind other tokens.
@@ -124,7 +124,7 @@ class TextCodec:
             sequences[plain] = None
             if plain and spaced[-len(plain) :] != plain:
                 sequences[spaced] = None
-        return BadWords(filter(None, sequences))
+        return BadWordTokens(filter(None, sequences))
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
         """Return the text of a complete token sequence, "" without a tokenizer; raise RequestError if it fails."""
