@@ -57,7 +57,7 @@ from orca_master.errors import (
 
 def create_app(endpoint: Endpoint) -> FastAPI:
     """Return the application that serves `endpoint`."""
-    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
+    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 415, 429, 503)}
     app = FastAPI(
         title="ORCA",
         version=version("orca-serving"),
