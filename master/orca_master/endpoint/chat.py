@@ -58,7 +58,7 @@ class ChatFormat:
     @property
     def only_text_varies(self) -> bool:
         """See Format."""
-        is_plain = self._answers.parser(self._body).is_plain
+        is_plain = self._answers.parser(self._body, ()).is_plain
         return is_plain and not self._body.logprobs and not self._body.return_token_ids
 
     def prompt_chunks(self, generation: Generation, piece: Piece) -> Iterator[ChatCompletion]:
@@ -68,7 +68,7 @@ class ChatFormat:
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
         if (parser := self._parsers.get(piece.index)) is None:
-            parser = self._parsers[piece.index] = self._answers.parser(self._body)
+            parser = self._parsers[piece.index] = self._answers.parser(self._body, generation.prompts[0])
         parts = parser.feed(piece.text, last=piece.finish_reason is not None)
         calls = [
             ToolCall(
@@ -96,7 +96,7 @@ class ChatFormat:
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> ChatChoice:
         """See Format."""
         wants_ids = self._body.return_token_ids
-        parser = self._answers.parser(self._body)
+        parser = self._answers.parser(self._body, generation.prompts[0])
         parts = parser.feed("".join(piece.text for piece in pieces), last=pieces[-1].finish_reason is not None)
         arguments: dict[int, str] = {}
         for delta in parts.calls:

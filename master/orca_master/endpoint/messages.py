@@ -79,7 +79,7 @@ def _events_of(
         generation.request_id,
         endpoint.name_of(body.model),
         generation.prompt_tokens,
-        endpoint.answers.parser(chat),
+        endpoint.answers.parser(chat, generation.prompts[0]),
         call_id,
         thinking is not None and thinking.type != "disabled" and thinking.display == "summarized",
         fills_context,
