@@ -116,6 +116,12 @@ def test_an_answer_of_another_server_is_sent_back_as_it_is(tmp_path):
             messages = [*QUESTION, message, {"role": "tool", "tool_call_id": "call_1", "content": "1"}]
             await completions.create(model=MODEL, messages=messages, tools=[ADD])
             assert "annotations" not in scripted.prompt
+        for thought in ({"reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}, {"reasoning": None}):
+            begun: Any = {"role": "assistant", "content": "a", **thought}
+            await completions.create(model=MODEL, messages=[*QUESTION, begun, *QUESTION])
+            (rendered,) = [message for message in json.loads(scripted.prompt) if message["role"] == "assistant"]
+            assert rendered.get("reasoning_content") == thought["reasoning"]
+            assert "reasoning" not in rendered
         cited = {"role": "assistant", "content": "a", "annotations": [{"type": "url_citation"}]}
         with pytest.raises(openai.BadRequestError, match="annotations: this field is unknown or not supported"):
             await completions.create(model=MODEL, messages=[*QUESTION, cited, *QUESTION])
