@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -74,6 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving = False
         """True from the first byte of a request to its last."""
         self._in_head = False
+        self._drops_data = False  # True behind a request that is not served: the response before it is the last
         self._keep_alive = False
         self._running: RequestResponseCycle | None = None
         """The request that is answered, or the last one that was."""
@@ -105,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. One call has at most 256 KiB."""
-        if self._closing:
+        if self._closing or self._drops_data:
             return
         self._reported = False
         super().data_received(data)
@@ -176,9 +178,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive and not last, False
 
     def on_body(self, body: bytes) -> None:
-        """Handle a part of the body."""
+        """Handle a part of the body; uvicorn does not read on while a longer one waits behind another request."""
         self._reported = True
         super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > HIGH_WATER_LIMIT:  # the client could leave unnoticed
+            self.pipeline.popleft()
+            last = self.pipeline[0][0] if self.pipeline else self._running
+            assert last is not None
+            last.keep_alive, self._drops_data = False, True
+            self.flow.resume_reading()
+            raise _RefusedError("a long body waits behind another request")
 
     def on_message_complete(self) -> None:
         """Handle the end of a request."""
@@ -201,8 +210,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Send the error after the parser has stopped: bad syntax, or an exceeded bound."""
-        status, message = self._refusal or (400, msg)
-        self._refuse(status, message)
+        if not self._drops_data:
+            self._refuse(*(self._refusal or (400, msg)))
 
     # ---- time and size ----
 

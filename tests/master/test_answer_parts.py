@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import openai
@@ -116,6 +116,12 @@ def test_an_answer_of_another_server_is_sent_back_as_it_is(tmp_path):
             messages = [*QUESTION, message, {"role": "tool", "tool_call_id": "call_1", "content": "1"}]
             await completions.create(model=MODEL, messages=messages, tools=[ADD])
             assert "annotations" not in scripted.prompt
+        for thought in ({"reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}, {"reasoning": None}):
+            begun: Any = {"role": "assistant", "content": "a", **thought}
+            await completions.create(model=MODEL, messages=[*QUESTION, begun, *QUESTION])
+            (rendered,) = [message for message in json.loads(scripted.prompt) if message["role"] == "assistant"]
+            assert rendered.get("reasoning_content") == thought["reasoning"]
+            assert "reasoning" not in rendered
         cited = {"role": "assistant", "content": "a", "annotations": [{"type": "url_citation"}]}
         with pytest.raises(openai.BadRequestError, match="annotations: this field is unknown or not supported"):
             await completions.create(model=MODEL, messages=[*QUESTION, cited, *QUESTION])
@@ -276,8 +282,8 @@ def test_an_answer_to_a_grammar_is_no_call_and_is_streamed_by_one_parser(tmp_pat
     made: list[AnswerParser] = []
     parser = AnswerFormat.parser
 
-    def note(answers: AnswerFormat, body: ChatCompletionRequest) -> AnswerParser:
-        made.append(parser(answers, body))
+    def note(answers: AnswerFormat, body: ChatCompletionRequest, prompt: Sequence[int]) -> AnswerParser:
+        made.append(parser(answers, body, prompt))
         return made[-1]
 
     async def scene(completions: Any) -> None:
@@ -435,6 +441,52 @@ def test_an_answer_that_continues_the_reasoning_ends_it(tmp_path, reasoning_pars
         made = await completions.create(model=MODEL, messages=begun, extra_body=options)
         message = made.choices[0].message
         assert (message.reasoning_content, message.content) == (" 1.", "2")
+
+    play(scripted, scene)
+
+
+SWITCHED = (
+    "{{ messages | tojson }}<assistant>"
+    "{% if thinking is defined %}{{ '<think>\\n' if thinking else '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+)
+"""A chat template with the variable `thinking`."""
+
+
+@pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
+@pytest.mark.parametrize("marks", [(), ("<think>", "</think>")])
+def test_a_prompt_that_ends_the_reasoning_leaves_none_for_the_answer(tmp_path, reasoning_parser, marks):
+    """With deepseek_r1 the whole answer was reasoning, and a grammar began at an end that never came."""
+    scripted = Scripted(make_model(tmp_path, SWITCHED, marks), f'{{"x": 1}}{END}', reasoning_parser=reasoning_parser)
+    options = {"model": MODEL, "messages": QUESTION, "extra_body": {"chat_template_kwargs": {"thinking": False}}}
+
+    async def scene(completions: Any) -> None:
+        for limits in ({}, {"response_format": {"type": "json_object"}}):
+            message = (await completions.create(**options, **limits)).choices[0].message
+            assert message.content == '{"x": 1}'
+            assert not hasattr(message, "reasoning_content")
+            chunks = [chunk async for chunk in await completions.create(**options, **limits, stream=True)]
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == '{"x": 1}'
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert grammar.reasoning == "qwen3"
+
+    play(scripted, scene)
+
+
+@pytest.mark.parametrize("reasoning_parser", ["deepseek_r1", "qwen3"])
+def test_an_answer_begins_within_the_reasoning_that_the_prompt_has_begun(tmp_path, reasoning_parser):
+    answer = f'why</think>{{"x": 1}}{END}'
+    scripted = Scripted(make_model(tmp_path, SWITCHED), answer, reasoning_parser=reasoning_parser)
+    options = {"chat_template_kwargs": {"thinking": True}}
+
+    async def scene(completions: Any) -> None:
+        limits: Any = {"response_format": {"type": "json_object"}}
+        made = await completions.create(model=MODEL, messages=QUESTION, extra_body=options, **limits)
+        message = made.choices[0].message
+        assert (message.reasoning_content, message.content) == ("why", '{"x": 1}')
+        grammar = scripted.engine.submissions[-1].grammar
+        assert grammar is not None
+        assert grammar.reasoning == "deepseek_r1"
 
     play(scripted, scene)
 

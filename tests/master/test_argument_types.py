@@ -31,6 +31,8 @@ from orca_master.commands import argument_types as types
         (types.host_name, "10.0.0.1:80", "10.0.0.1"),
         *((types.host_name, text, "::1") for text in ("::1", "[::1]", "[::1]:8000")),
         (types.folder, "/a/../b", Path("/b")),
+        *((types.root_path, text, "/llm/v2") for text in ("/llm/v2", "/llm/v2/")),
+        *((types.root_path, text, "") for text in ("", "/")),
     ],
 )
 def test_values_up_to_the_bounds(kind, text, value):
@@ -78,6 +80,7 @@ def test_values_up_to_the_bounds(kind, text, value):
             )
         ),
         (types.folder, "", "a folder is expected"),
+        *((types.root_path, text, "a slash comes first") for text in ("llm", "http://a/llm", " /llm")),
     ],
 )
 def test_values_beyond_the_bounds(kind, text, words):

@@ -197,6 +197,37 @@ def test_a_restarted_server_continues_and_answers_no_line_twice(server):
     play(second, after)
 
 
+def test_the_bytes_of_a_line_that_was_cut_off_are_room_again_although_the_disk_was_full_meanwhile(server, monkeypatch):
+    first = server(GatedEngine)
+    found: dict[str, Any] = {}
+
+    async def before(client: openai.AsyncOpenAI) -> None:
+        found["id"] = (await created(client, await upload(client, line("a")))).id
+        await first.wait_for_places(1)
+
+    play(first, before)
+    record = first.batches.batches.unfinished[0]
+    for file_id in (record.output_id, record.error_id):
+        first.batches.files.path(file_id).write_text('{"id": "cut off')
+    monkeypatch.setattr(batch_run, "FIRST_WAIT_SECONDS", 0.01)
+    sync, errors = AnswerFile.sync, [OSError(28, "No space left on device") for _ in range(2)]
+
+    def unless_full(file: AnswerFile) -> None:
+        if errors:
+            raise errors.pop()
+        sync(file)
+
+    monkeypatch.setattr(AnswerFile, "sync", unless_full)
+    second = server()
+
+    async def after(client: openai.AsyncOpenAI) -> None:
+        assert (await ended(client, found["id"])).status == "completed"
+        sizes = sum(path.stat().st_size for path in (second.config.folder / "files").glob("*.jsonl"))
+        assert (errors, second.batches.files.room.total) == ([], sizes)
+
+    play(second, after)
+
+
 def test_lines_wait_while_the_server_drains(server):
     made = server(GatedEngine)
 

@@ -17,6 +17,7 @@ from orca_master.endpoint.generation import Generation
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.scripted_engine import END, Scripted, make_model
+from tokenizers import Tokenizer, processors
 
 USER = "<|user|>"
 TEXT = f"{USER}hi{END}"
@@ -53,6 +54,45 @@ def test_token_ids_are_echoed_with_their_special_tokens_if_these_are_not_skipped
         assert choice["text"] == echo
 
 
+@pytest.fixture
+def with_beginning(tmp_path) -> Scripted:
+    """Return a model whose tokenizer adds a token before a text."""
+    model = make_model(tmp_path, "{{ messages[0].content }}{{ mood }}", ["<s>"])
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    begin = ("<s>", tokenizer.token_to_id("<s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
+    tokenizer.save(str(model / "tokenizer.json"))
+    return Scripted(model, f"ok{END}")
+
+
+@pytest.mark.parametrize(("fields", "begins"), [({}, True), ({"add_special_tokens": False}, False)])
+def test_a_rendered_text_gets_no_second_beginning(with_beginning, fields, begins):
+    (choice,) = post(with_beginning, prompt="hi", return_token_ids=True, **fields)["choices"]
+    begin = with_beginning.codec.encode("<s>hi", add_special_tokens=False)
+    assert choice["prompt_token_ids"] == (begin if begins else begin[1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["h", "i"]),
+        ({"add_special_tokens": True}, ["<s>", "h", "i"]),
+        ({"chat_template_kwargs": {"mood": " !"}}, ["h", "i", "Ġ", "!"]),
+        ({"chat_template_kwargs": {"mood": "!"}, "continue_final_message": True}, ["h", "i"]),
+    ],
+)
+def test_the_tokens_of_a_chat_are_counted_with_its_options(with_beginning, fields, names):
+    async def run() -> dict[str, Any]:
+        body = {"messages": [{"role": "assistant", "content": "hi"}], "return_token_strs": True, **fields}
+        async with with_beginning:
+            answer = await with_beginning.http.post("http://localhost/tokenize", json=body)
+            return answer.raise_for_status().json()
+
+    tokenized = asyncio.run(run())
+    assert tokenized["token_strs"] == names
+    assert tokenized["count"] == len(tokenized["tokens"]) == len(names)
+
+
 def lists_of(codec: TextCodec, body: CompletionRequest, answer: list[int], top: int = 0) -> tuple[str, dict[str, Any]]:
     """Return text and log probabilities of the answer to one prompt, which has `top` other likely tokens a place."""
     (prompt,) = asyncio.run(token_prompts(body, cast(Any, SimpleNamespace(encode=_encoder(codec))), ""))
@@ -77,8 +117,8 @@ def lists_of(codec: TextCodec, body: CompletionRequest, answer: list[int], top: 
 
 
 def _encoder(codec: TextCodec) -> Any:
-    async def encode(text: str, name: str, owner: str) -> list[int]:
-        return codec.encode(text, name=name)
+    async def encode(text: str, name: str, owner: str, add_special_tokens: bool) -> list[int]:
+        return codec.encode(text, add_special_tokens, name)
 
     return encode
 

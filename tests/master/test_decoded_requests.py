@@ -186,6 +186,18 @@ def test_all_memory_of_an_answer_counts(generator, request_of, monkeypatch, step
     assert num_kept("c", 1, found) == 1
 
 
+def test_log_probabilities_count_with_the_memory_that_protobuf_takes(generator, request_of, monkeypatch, steps):
+    """A piece with those of one token takes 710 bytes (measured with upb), and two answers did not fit."""
+    monkeypatch.setattr(decoded_requests, "MOST_BYTES", 2 * 100 * 710)
+    requests, decoded = [request_of(name, 1) for name in "ab"], DecodedRequests()
+    for request in requests:
+        for _ in range(100):
+            request.note(0, Output("a", 40, None, logprobs=pb.Logprobs(sampled=-1.0)))
+    for request in (*requests, *requests):
+        asyncio.run(decoded.pieces(request, request.generation(generator)))
+    assert len(steps) == 400
+
+
 def test_prompts_are_not_kept(generator, request_of):
     request, decoded = request_of("a", 1, [1] * 100_000), DecodedRequests()
 

@@ -37,7 +37,7 @@ def events_of(
     body = ChatCompletionRequest.model_validate(
         {"messages": [{"role": "user", "content": ""}], "tools": functions if tools else []}
     )
-    parser = AnswerFormat(FORMATS["hermes"], "qwen3").parser(body)
+    parser = AnswerFormat(FORMATS["hermes"], "qwen3").parser(body, ())
     events = MessageEvents("msg-1", "m", 40, parser, "call_{}".format, shows_thinking, fills_context)
     return [events.start(pieces[:1]), *itertools.chain.from_iterable(map(events.of, pieces))]
 

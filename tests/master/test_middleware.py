@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import re
 
@@ -152,3 +153,28 @@ def responses(folder, method: str, path: str, body: object, **options) -> list[t
         return scripted.engine.responses
 
     return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "GZIP, identity"])
+def test_a_compressed_body_is_refused_on_all_routes(tmp_path, coding):
+    """It was refused as invalid JSON, or as a form with a mistake."""
+    app = create_app(Scripted(make_model(tmp_path, "{{ messages[0].content }}"), END).endpoint)
+    paths = [route.path for route in app.routes if "POST" in (getattr(route, "methods", None) or ())]
+    assert len(paths) > 10
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in paths:
+                headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+                answer = await client.post(path, content=gzip.compress(b"{}"), headers=headers)
+                assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity"), path
+                error = answer.json()["error"]
+                assert (error["type"], error["message"]) == (
+                    "invalid_request_error",
+                    f"Content-Encoding: {coding!r} is not supported: send the body uncompressed, without this header",
+                )
+            sound = await client.post("/tokenize", json={"prompt": "a"}, headers={"Content-Encoding": "identity"})
+            assert sound.status_code == 200
+
+    asyncio.run(run())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.text.reasoning import ReasoningParser
+from orca_master.text.reasoning import ReasoningParser, form_after
 
 CASES = [
     ("deepseek_r1", "<think>\nIs it 5?</think>\n\nIt is 5.\n", "Is it 5?", "It is 5.\n"),
@@ -40,3 +40,19 @@ def test_pieces_of_any_length(case, cuts):
     ends = sorted({min(cut, len(answer)) for cut in cuts})
     pieces = [answer[begin:end] for begin, end in zip([0, *ends], [*ends, len(answer)], strict=True)]
     assert parse(form, pieces) == (reasoning, content)
+
+
+@pytest.mark.parametrize("form", ["deepseek_r1", "qwen3"])
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "qwen3"),  # Qwen3 with enable_thinking=False
+        ("<｜Assistant｜></think>", "qwen3"),  # DeepSeek V3.1 without thinking
+        ("<｜Assistant｜><think>\n", "deepseek_r1"),
+        ("<|im_start|>assistant\n", None),
+        ("<think>why</think>It is 5.<|im_end|>\n<|im_start|>assistant\n", None),  # of an earlier answer
+        ("", None),
+    ],
+)
+def test_the_end_of_a_prompt_decides_where_an_answer_begins(form, prompt, expected):
+    assert form_after(form, prompt) == (expected or form)

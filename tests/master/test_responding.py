@@ -17,6 +17,8 @@ from orca_master.endpoint.completions import CompletionFormat
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, TokenTexts
 from orca_master.endpoint.responding import OPENING_CHUNKS, ChunkJson, Format, answer_of, dump, events, usage_of
+from orca_master.engine.faults import WorkerLostError
+from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 
@@ -156,3 +158,33 @@ def test_the_beginning_of_a_stream_is_built_a_few_choices_at_a_time(tmp_path, nu
         assert turns >= num_choices // OPENING_CHUNKS - 1
         if num_choices < OPENING_CHUNKS:
             assert len(stream[0]) == num_choices + 1, "one write"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (RequestTimeoutError("late"), "timeout_error", "request_timeout"),
+        (QueueFullError("full"), "rate_limit_error", "queue_full"),
+        (EngineError("broken"), "server_error", "engine_error"),
+        (EngineUnavailableError("away"), "server_error", "engine_unavailable"),
+        (WorkerLostError("lost"), "server_error", "engine_unavailable"),
+        (RequestError("no text"), "server_error", "text_unavailable"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_that_ends_a_stream_has_the_type_that_it_has_without_a_stream(tmp_path, error, kind, code):
+    async def last_event() -> str:
+        async def rest() -> AsyncIterator[list[Piece]]:
+            raise error
+            yield []
+
+        async def piece() -> list[Piece]:
+            return [Piece(0, "a", 7, None, None)]
+
+        style, _ = formats(tmp_path)
+        first = asyncio.create_task(piece())
+        generation = Generation("text", 5, [[1]], [CHOICE], 1, 9)
+        return [together async for together in events(generation, rest(), first, "none", style, None)][-1][-1]
+
+    expected = {"message": str(error), "type": kind, "param": None, "code": code}
+    assert json.loads(asyncio.run(last_event()).removeprefix("data: ")) == {"error": expected}

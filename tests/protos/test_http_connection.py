@@ -219,6 +219,51 @@ def test_a_client_that_leaves_is_noticed_behind_a_later_pipelined_request():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_client_that_leaves_is_noticed_behind_a_long_body(num_before):
+    """uvicorn stops reading at 64 KiB of a body, also of one that waits behind another request."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        connection, _ = connect()
+        server, client = socket.socketpair()
+        client.setblocking(False)
+        await loop.connect_accepted_socket(lambda: connection, server)
+        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
+        while not connection.tasks:
+            await asyncio.sleep(0)
+        (waiting,) = connection.tasks
+        body = b"POST /read HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + b" " * 1_000_000
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n" * num_before + body)
+        assert not waiting.done()
+        client.close()
+        await asyncio.wait({waiting}, timeout=10)
+        assert waiting.done()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_the_requests_before_a_long_body_are_answered():
+    async def run() -> None:
+        connection, peer = connect()
+        connection.data_received(b"POST /read HTTP/1.1\r\nContent-Length: 2\r\n\r\n.")
+        await asyncio.sleep(0)
+        body = b"POST /read HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"
+        connection.data_received(b"." + b"GET / HTTP/1.1\r\n\r\n" + body + b" " * 100_000 + b"GET /" * 10_000)
+        assert len(connection.pipeline) == 1
+        for _ in range(50):
+            connection.data_received(b" " * CHUNK)
+            await asyncio.sleep(0)
+        first, _, second = peer.written.partition(b"hi")
+        assert b"connection: close" not in first
+        assert (b"connection: close" in second, second.count(b"HTTP/1.1 200"), second[-2:]) == (True, 1, b"hi")
+        assert peer.half_closed
+        assert len(connection.cycle.body) <= CHUNK
+        peer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_blanks_around_a_value_are_not_of_the_value():
     """RFC 9112, section 5: they are excluded."""
 

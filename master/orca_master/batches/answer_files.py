@@ -26,14 +26,12 @@ READ_BYTES = 1 << 20
 
 
 class AnswerFile:
-    """One file of answers. The bytes of its lines are taken from the `room` as those of `owner`."""
+    """One file of answers. The bytes of new lines are taken from the `room` as those of `owner`."""
 
     def __init__(self, path: Path, threads: DiskThreads, room: Shares, owner: str) -> None:
         self.num_bytes = 0
         self.numbers: set[int] = set()
         """Numbers of the answered lines."""
-        self.num_dropped = 0
-        """Bytes of the damaged lines that were removed."""
         self._is_torn = False
         """True if a part of a line could not be removed: the disk was full for that, too."""
         self._num_synced = 0
@@ -62,7 +60,6 @@ class AnswerFile:
                 break  # after a loss of power a file can end with zeros, or have them in its last lines
             self.numbers.add(int(answer[1]))
             self.num_bytes += num_bytes
-        self.num_dropped = file.seek(0, os.SEEK_END) - self.num_bytes
 
     async def append(self, number: int, line: bytes) -> None:
         """Write the answer to a line; raise RequestError without room, OSError; the file is as before then."""

@@ -13,6 +13,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from orca_master.batches.answer_files import AnswerFiles
@@ -110,11 +111,8 @@ class BatchRun:
         if self._files.get(batch.owner, batch.input_file_id) is None:
             raise RequestError("input_file_id: the file no longer exists")
         await self._with_room(lambda: self._batches.enter(batch, "in_progress", ("validating",)))
-        paths = (self._files.path(batch.output_id), self._files.path(batch.error_id))
-        opened = functools.partial(AnswerFiles, batch.id, *paths, threads, self._files.room, batch.owner)
-        answers = await self._with_room(lambda: threads.run(opened))
+        answers = await self._with_room(self._open_answers)
         try:
-            self._files.room.add(batch.owner, -answers.output.num_dropped - answers.errors.num_dropped)
             self._count(answers)
             with self._open_lines() as lines:
                 ending = await self._send_lines(lines, answers)
@@ -128,6 +126,16 @@ class BatchRun:
             await self._adapters.close()
             answers.close()
         return ending
+
+    async def _open_answers(self) -> AnswerFiles:
+        """Open the files of answers; bytes that this removes are room again, also if it fails. Raises OSError."""
+        batch, files = self._batch, self._files
+        paths = (files.path(batch.output_id), files.path(batch.error_id))
+        before = sum(map(size_of, paths))
+        try:
+            return await files.threads.run(AnswerFiles, batch.id, *paths, files.threads, files.room, batch.owner)
+        finally:
+            files.room.add(batch.owner, sum(map(size_of, paths)) - before)
 
     async def _send_lines(self, lines: InputLines, answers: AnswerFiles) -> Status:
         """Answer the lines; return the status with which the batch ends."""
@@ -266,9 +274,7 @@ class BatchRun:
 
     async def _show(self, file_id: str, kind: str, num_lines: int) -> bool:
         """Make a file of answers one of the owner's; remove it and return False if it is empty."""
-        path = self._files.path(file_id)
-        num_bytes = path.stat().st_size if path.exists() else 0
-        if not num_bytes:
+        if not (num_bytes := size_of(self._files.path(file_id))):
             await self._files.discard(self.owner, file_id, 0)
             return False
         name = f"{self._batch.id}_{kind}.jsonl"
@@ -279,3 +285,8 @@ class BatchRun:
 
     def _count(self, answers: AnswerFiles) -> None:
         self._batch.completed, self._batch.failed = len(answers.output.numbers), len(answers.errors.numbers)
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0

@@ -121,6 +121,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 16
     echo: bool = False
     logprobs: LogprobCount | None = None
+    add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _some_text(self) -> CompletionRequest:
@@ -162,11 +163,16 @@ class ChatMessage(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty_annotations(cls, data: Any) -> Any:
-        """Drop the empty list that each of OpenAI's answers has: clients send answers back as they are."""
-        if isinstance(data, dict) and data.get("annotations") == []:
-            return {name: value for name, value in data.items() if name != "annotations"}
-        return data
+    def _of_other_servers(cls, data: Any) -> Any:
+        """Accept answers of other servers: clients send them back as they are.
+
+        Drops the empty list of annotations that each of OpenAI's has; `reasoning` is vLLM's name of reasoning_content.
+        """
+        if not isinstance(data, dict):
+            return data
+        known = {name: value for name, value in data.items() if name != "annotations" or value != []}
+        reasoning = known.pop("reasoning", None)
+        return known if known.get("reasoning_content") is not None else {**known, "reasoning_content": reasoning}
 
     @property
     def text(self) -> str:
@@ -197,6 +203,15 @@ Messages = Annotated[
 ]
 
 
+TemplateOptions = Annotated[dict[str, Any], check_options]
+
+
+def check_ends(continues: bool, asks_for_prompt: bool, given: set[str]) -> None:
+    """Raise ValueError if a prompt is to end within its last message, and after it by a field that was `given`."""
+    if continues and asks_for_prompt and "add_generation_prompt" in given:
+        raise ValueError("continue_final_message: needs add_generation_prompt: false")
+
+
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -208,7 +223,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     reasoning_effort: ReasoningEffort | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
+    chat_template_kwargs: TemplateOptions = {}
     tools: ToolList = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
@@ -222,13 +237,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
         if self.num_choices > self.n:
             raise ValueError("best_of: above n is only supported by /v1/completions")
-        asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
-        if self.continue_final_message and asks_for_prompt:
-            raise ValueError("continue_final_message: needs add_generation_prompt: false")
+        check_ends(self.continue_final_message, self.add_generation_prompt, self.model_fields_set)
         if not self.tools and self.tool_choice not in (None, "none"):
             raise ValueError("tool_choice: needs tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names:

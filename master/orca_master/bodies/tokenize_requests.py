@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from orca_master.bodies.body import Body, Name
 from orca_master.bodies.lengths import within_context
-from orca_master.bodies.openai_requests import Messages
+from orca_master.bodies.openai_requests import Messages, TemplateOptions, check_ends
 from orca_master.bodies.prompts import Text, TokenId
 from orca_master.bodies.tools import ToolList
 
@@ -19,6 +19,7 @@ class TokenizeTextRequest(Body):
     prompt: Text
     model: Name | None = None
     add_special_tokens: bool = True
+    return_token_strs: bool = False
 
 
 class TokenizeChatRequest(Body):
@@ -27,7 +28,16 @@ class TokenizeChatRequest(Body):
     messages: Messages
     model: Name | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateOptions = {}
     tools: ToolList = []
+    add_special_tokens: bool = False
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _ends_agree(self) -> TokenizeChatRequest:
+        check_ends(self.continue_final_message, self.add_generation_prompt, self.model_fields_set)
+        return self
 
 
 TAGS = ("[with prompt]", "[with messages]")

@@ -49,6 +49,14 @@ def host_name(text: str) -> str:
     return name or text
 
 
+def root_path(text: str) -> str:
+    """Parse the path at which a proxy serves this server; return it without a slash at its end, "" for none."""
+    path = text.rstrip("/")
+    if path and not path.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path: a slash comes first, as in /llm")
+    return path
+
+
 def wait_seconds(text: str) -> int:
     """Parse a whole number of seconds, from 0 to MAX_STALL_SECONDS."""
     return 0 if text == "0" else stall_seconds(text)

@@ -19,6 +19,7 @@ from orca_master.commands.argument_types import (
     fraction,
     host_name,
     positive,
+    root_path,
     stall_seconds,
     wait_seconds,
 )
@@ -129,7 +130,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="keys, or sha256: and a digest, one per line; reloaded when the file changes",
     )
-    parser.add_argument("--root-path", default="", metavar="PATH", help="path at which a proxy serves this server")
+    parser.add_argument(
+        "--root-path", type=root_path, default="", metavar="PATH", help="path at which a proxy serves this server"
+    )
     parser.add_argument(
         "--allowed-hosts",
         type=host_name,
@@ -270,7 +273,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
         request_timeout=arguments.request_timeout,
         api_keys=keys,
         api_key_file=key_file,
-        root_path=arguments.root_path.rstrip("/"),
+        root_path=arguments.root_path,
         allowed_origins=("*",) if origins is None else tuple(origins),
         allowed_hosts=() if "*" in hosts else tuple(hosts),
         log_format=arguments.log_format,

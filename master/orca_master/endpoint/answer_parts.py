@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,8 +14,12 @@ from orca_master.endpoint.call_constraint import grammar_of_calls
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import Grammar
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
-from orca_master.text.reasoning import BEGIN, BY_TAG, END, WITHIN, ReasoningParser, ends_within
+from orca_master.text.reasoning import BEGIN, BY_TAG, END, WITHIN, ReasoningParser, ends_within, form_after
+from orca_master.text.tokenizer import TextCodec
 from orca_master.text.tool_calls import FORMATS, CallDelta, Parsed, ToolCallFormat, ToolCallParser, format_named
+
+END_TOKENS = 16
+"""Of a prompt: more than a tag has with the white space after it, also if each character is a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,14 @@ class AnswerFormat:
 
     tool_calls: ToolCallFormat | None = None
     reasoning: str | None = None
+    codec: TextCodec | None = None
+    """Has the texts of prompts; None without reasoning that is separated."""
 
     @classmethod
-    def of(cls, tool_call_parser: str, reasoning_parser: str, template: str | None) -> AnswerFormat:
+    def of(cls, tool_call_parser: str, reasoning_parser: str, template: str | None, codec: TextCodec) -> AnswerFormat:
         """Return the formats of these values of `--tool-call-parser` and `--reasoning-parser`."""
         reasoning = None if reasoning_parser == "none" else reasoning_parser
-        return cls(format_named(tool_call_parser, template), reasoning)
+        return cls(format_named(tool_call_parser, template), reasoning, codec)
 
     def check(self, body: ChatCompletionRequest) -> None:
         """Raise RequestError for a request whose tool calls would not be found."""
@@ -111,12 +118,15 @@ class AnswerFormat:
                 "tools",
             )
 
-    def grammar(self, body: GenerationRequest) -> Grammar | None:
-        """Return what the answers to a checked request must match, None for any text; raise RequestError."""
+    def grammar(self, body: GenerationRequest, prompt: Sequence[int]) -> Grammar | None:
+        """Return what the answers to a checked request must match, None for any text; raise RequestError.
+
+        `prompt`: the rendered messages of a chat.
+        """
         if not isinstance(body, ChatCompletionRequest):
             return body.grammar
         form = "" if self.tool_calls is None else self.tool_calls.name
-        grammar, reasoning = body.grammar, self._reasoning_of(body) or ""
+        grammar, reasoning = body.grammar, self._reasoning_of(body, prompt) or ""
         if grammar is None:
             return grammar_of_calls(body, form, reasoning)
         if body.tool_names and body.structured_outputs is None:  # response_format: of the answer without calls
@@ -129,7 +139,7 @@ class AnswerFormat:
     def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
         """Return texts of tokens that are part of the answers, even if they are special tokens."""
         of_calls = self.tool_calls.tokens if self.tool_calls is not None and body.tool_names else ()
-        has_reasoning = isinstance(body, ChatCompletionRequest) and self._reasoning_of(body) is not None
+        has_reasoning = isinstance(body, ChatCompletionRequest) and self.reasoning is not None
         return (*of_calls, BEGIN, END) if has_reasoning else of_calls
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
@@ -137,9 +147,9 @@ class AnswerFormat:
         form = FORMATS["hermes"] if self.tool_calls is None else self.tool_calls
         return form.call_id(request_id, choice, call)
 
-    def parser(self, body: ChatCompletionRequest) -> AnswerParser:
-        """Return the parser of an answer to `body`."""
-        form = self._reasoning_of(body)
+    def parser(self, body: ChatCompletionRequest, prompt: Sequence[int]) -> AnswerParser:
+        """Return the parser of an answer to `body`, whose messages were rendered as `prompt`."""
+        form = self._reasoning_of(body, prompt)
         reasoning = None if form is None else ReasoningParser(form)
         tools: CallParser | None = None
         if isinstance(body.tool_choice, NamedTool):
@@ -150,14 +160,16 @@ class AnswerFormat:
             tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls, body.has_grammar)
         return AnswerParser(reasoning, tools)
 
-    def _reasoning_of(self, body: ChatCompletionRequest) -> str | None:
+    def _reasoning_of(self, body: ChatCompletionRequest, prompt: Sequence[int]) -> str | None:
         """Return the format of the reasoning in answers to `body`.
 
         An answer that continues a text begins within the reasoning if the text does not end it.
         """
-        if self.reasoning is None or not body.continue_final_message:
+        if self.reasoning is None or self.codec is None:
             return self.reasoning
-        return WITHIN if continues_reasoning(body) else BY_TAG
+        if body.continue_final_message:
+            return WITHIN if continues_reasoning(body) else BY_TAG
+        return form_after(self.reasoning, self.codec.decode(list(prompt[-END_TOKENS:])))
 
 
 def continues_reasoning(body: ChatCompletionRequest) -> bool:

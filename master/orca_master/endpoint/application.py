@@ -28,7 +28,7 @@ from orca_master.endpoint.allowed_hosts import AllowedHosts
 from orca_master.endpoint.api_keys import KeyRing
 from orca_master.endpoint.batch_routes import add_batches
 from orca_master.endpoint.body_limits import BodyLimits
-from orca_master.endpoint.chat import add_chat
+from orca_master.endpoint.chat import add_chat, rendered
 from orca_master.endpoint.checked_route import checked_route
 from orca_master.endpoint.completions import add_completions
 from orca_master.endpoint.early_refusal import EarlyRefusal
@@ -57,7 +57,7 @@ from orca_master.errors import (
 
 def create_app(endpoint: Endpoint) -> FastAPI:
     """Return the application that serves `endpoint`."""
-    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)}
+    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 415, 429, 503)}
     app = FastAPI(
         title="ORCA",
         version=version("orca-serving"),
@@ -188,12 +188,16 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
         owner = owner_of(request)
         endpoint.check(body.model, owner)
         if isinstance(body, TokenizeChatRequest):
-            template, caller = endpoint.template, endpoint.caller(owner)
-            text = await template.render(body.messages, body.add_generation_prompt, {}, body.tools, caller)
-            tokens = await endpoint.encode(text, "messages", owner, add_special_tokens=False)
+            text, field = await rendered(endpoint, body, body.chat_template_kwargs, body.tools, owner), "messages"
         else:
-            tokens = await endpoint.encode(body.prompt, "prompt", owner, body.add_special_tokens)
-        return Tokenized(tokens=tokens, count=len(tokens), max_model_len=endpoint.engine.status.max_model_len)
+            text, field = body.prompt, "prompt"
+        tokens = await endpoint.encode(text, field, owner, body.add_special_tokens)
+        return Tokenized(
+            tokens=tokens,
+            count=len(tokens),
+            max_model_len=endpoint.engine.status.max_model_len,
+            token_strs=endpoint.codec.names(tokens) if body.return_token_strs else None,
+        )
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Detokenized:

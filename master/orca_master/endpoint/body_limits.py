@@ -1,7 +1,7 @@
-"""ASGI middleware that limits the size (413) and transfer time (408) of request bodies; uploads have an own limit.
+"""ASGI middleware that limits the size (413) and transfer time (408) of request bodies, and refuses encoded ones (415).
 
-Inside the check of API keys, so that a client without a key is refused before its body is read. The connection limits
-bodies that the application does not read (orca_protos/http_connection.py).
+Uploads have a limit of their own. Inside the check of API keys, so that a client without a key is refused before its
+body is read. The connection limits bodies that the application does not read (orca_protos/http_connection.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORM_BYTES = 64 << 10
 
 
 class BodyLimits:
-    """Raises HTTPException from `receive` for a body that is too long or too slow.
+    """Raises HTTPException from `receive` for a body that is too long or too slow; answers 415 to an encoded one.
 
     `max_file_bytes`: of a file sent to UPLOADS, to which its form adds a little; None: as for other bodies.
     """
@@ -47,11 +47,18 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        if (coding := headers.get("content-encoding", "identity")).lower() not in ("", "identity"):
+            message = f"Content-Encoding: {coding[:40]!r} is not supported"
+            refusal = error_response(415, f"{message}: send the body uncompressed, without this header")
+            refusal.headers["Accept-Encoding"] = "identity"  # RFC 9110, section 15.5.16
+            await refusal(scope, receive, send)
+            return
         # The HTTP parser has checked that Content-Length is a number.
         limits, too_long = self._limits, self._too_long
         if path_of(scope) == UPLOADS:
             limits, too_long = self._upload_limits, self._upload_too_long
-        length = int(Headers(scope=scope).get("content-length", limits.max_body_bytes))
+        length = int(headers.get("content-length", limits.max_body_bytes))
         if length > limits.max_body_bytes:
             await error_response(413, too_long)(scope, receive, send)
             return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.bodies.tokenize_requests import TokenizeChatRequest
+from orca_master.bodies.tools import Tool
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
@@ -58,7 +60,7 @@ class ChatFormat:
     @property
     def only_text_varies(self) -> bool:
         """See Format."""
-        is_plain = self._answers.parser(self._body).is_plain
+        is_plain = self._answers.parser(self._body, ()).is_plain
         return is_plain and not self._body.logprobs and not self._body.return_token_ids
 
     def prompt_chunks(self, generation: Generation, piece: Piece) -> Iterator[ChatCompletion]:
@@ -68,7 +70,7 @@ class ChatFormat:
     def chunk(self, generation: Generation, piece: Piece) -> ChatCompletion:
         """See Format."""
         if (parser := self._parsers.get(piece.index)) is None:
-            parser = self._parsers[piece.index] = self._answers.parser(self._body)
+            parser = self._parsers[piece.index] = self._answers.parser(self._body, generation.prompts[0])
         parts = parser.feed(piece.text, last=piece.finish_reason is not None)
         calls = [
             ToolCall(
@@ -96,7 +98,7 @@ class ChatFormat:
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> ChatChoice:
         """See Format."""
         wants_ids = self._body.return_token_ids
-        parser = self._answers.parser(self._body)
+        parser = self._answers.parser(self._body, generation.prompts[0])
         parts = parser.feed("".join(piece.text for piece in pieces), last=pieces[-1].finish_reason is not None)
         arguments: dict[int, str] = {}
         for delta in parts.calls:
@@ -194,14 +196,23 @@ async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest, owner: st
     """
     endpoint.check(body.model, owner)
     endpoint.answers.check(body)
-    tools, caller = body.tools if body.tool_names else (), endpoint.caller(owner)
-    options = body.template_options
-    if body.continue_final_message:
-        text = await endpoint.template.render_unfinished(body.messages, options, tools, caller)
-    else:
-        text = await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools, caller)
+    text = await rendered(endpoint, body, body.template_options, body.tools if body.tool_names else (), owner)
     # The template already contains the special tokens.
     return await endpoint.encode(text, "messages", owner, add_special_tokens=False)
+
+
+async def rendered(
+    endpoint: Endpoint,
+    body: ChatCompletionRequest | TokenizeChatRequest,
+    options: dict[str, Any],
+    tools: Sequence[Tool],
+    owner: str,
+) -> str:
+    """Return the text of the messages, with variables for the chat template; raise what refuses them."""
+    caller = endpoint.caller(owner)
+    if body.continue_final_message:
+        return await endpoint.template.render_unfinished(body.messages, options, tools, caller)
+    return await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools, caller)
 
 
 def room_after(endpoint: Endpoint, prompt: list[int]) -> int:

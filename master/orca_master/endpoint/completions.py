@@ -178,7 +178,7 @@ class CompletionFormat:
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
     """Return the prompts as token ids; raise RequestError without a tokenizer."""
     if body.texts is not None:
-        return [await endpoint.encode(text, "prompt", owner) for text in body.texts]
+        return [await endpoint.encode(text, "prompt", owner, body.add_special_tokens) for text in body.texts]
     prompts = [body.prompt] if isinstance(body.prompt[0], int) else body.prompt
     return cast("list[Sequence[int]]", prompts)
 

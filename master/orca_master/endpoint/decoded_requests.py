@@ -13,6 +13,9 @@ MOST_BYTES = 64 << 20
 CHOICE_BYTES = 2 << 10
 """Approximate memory of a choice without its pieces: its detokenizer, with what it holds for a stop string."""
 
+LOGPROBS_BYTES = 512
+"""Memory of the log probabilities of a token beside their values: protobuf gives each message blocks of its own."""
+
 
 class _Decoded:
     """The pieces of one request so far. `generation` has its decoders."""
@@ -34,7 +37,7 @@ class _Decoded:
             for piece in itertools.islice(self._unread, num_tokens):
                 self.pieces[piece.index].append(piece)
                 self.num_tokens += 1
-                self.num_bytes += size_of(piece.text, piece.logprobs)
+                self.num_bytes += size_of(piece.text, piece.logprobs) + LOGPROBS_BYTES * (piece.logprobs is not None)
                 if piece.prompt_logprobs is not None:
                     self.num_bytes += 4 * piece.prompt_logprobs.ByteSize()
         except Exception as error:

@@ -68,9 +68,8 @@ class Endpoint:
     def __post_init__(self, store: ResponseStore | None) -> None:
         self.responses = MemoryStore(self.config.stored_responses) if store is None else store
         self._encoder = Encoder(self.codec)
-        self.answers = AnswerFormat.of(
-            self.config.tool_call_parser, self.config.reasoning_parser, self.template.source_with_tools
-        )
+        config, template = self.config, self.template.source_with_tools
+        self.answers = AnswerFormat.of(config.tool_call_parser, config.reasoning_parser, template, self.codec)
         self.models = ServedModels(self.config.model_names, self.config.adapters, self.engine)
         self.generator = Generator(
             self.engine,

@@ -198,7 +198,7 @@ class Generator:
         bias = tuple((int(token), value) for token, value in body.logit_bias.items())
         salt = salt_of(owner, body.cache_salt)
         choices = []
-        grammar = None if (made := self._answers.grammar(body)) is None else replace(made, owner=owner)
+        grammar = None if (made := self._answers.grammar(body, prompts[0])) is None else replace(made, owner=owner)
         count = len(prompts) * body.num_choices
         generated = max(1, max_tokens)
         num_tokens = sum(map(len, prompts)) * body.num_choices + count * generated

@@ -22,24 +22,17 @@ from orca_master.endpoint.messages_answers import InputTokens, Message, Messages
 from orca_master.endpoint.messages_errors import error_body
 from orca_master.endpoint.messages_events import Event, MessageEvents, message_of
 from orca_master.endpoint.middleware import MESSAGES, owner_of
+from orca_master.endpoint.responding import STATUSES, status_and_code
 from orca_master.endpoint.resumable_request import CHAT
-from orca_master.errors import EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+from orca_master.errors import RequestError
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-STATUSES: dict[type[Exception], int] = {
-    EngineError: 500,
-    EngineUnavailableError: 503,
-    QueueFullError: 429,
-    RequestError: 500,  # the tokenizer fails on a generated token
-    RequestTimeoutError: 408,
-}
-"""HTTP statuses of the errors that can end a stream, which is then HTTP 200 already."""
 
 
 def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the routes."""
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": MessagesErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)
+        status: {"model": MessagesErrorBody} for status in (400, 401, 404, 405, 408, 413, 415, 429, 503)
     }
 
     @app.post(MESSAGES, response_model=Message, responses=errors)
@@ -86,7 +79,7 @@ def _events_of(
         generation.request_id,
         endpoint.name_of(body.model),
         generation.prompt_tokens,
-        endpoint.answers.parser(chat),
+        endpoint.answers.parser(chat, generation.prompts[0]),
         call_id,
         thinking is not None and thinking.type != "disabled" and thinking.display == "summarized",
         fills_context,
@@ -122,7 +115,7 @@ async def _stream(
                     yield ready
                 ready = []
     except tuple(STATUSES) as error:
-        status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+        status, _ = status_and_code(error)
         yield [*ready, f"event: error\ndata: {error_body(status, str(error)).decode()}\n\n"]
 
 

@@ -164,6 +164,7 @@ class Tokenized(BaseModel):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None
 
 
 class Detokenized(BaseModel):

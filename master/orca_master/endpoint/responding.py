@@ -33,8 +33,17 @@ KINDS = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
 }
+STATUSES: dict[type[Exception], tuple[int, str]] = {
+    EngineError: (500, "engine_error"),
+    EngineUnavailableError: (503, "engine_unavailable"),
+    QueueFullError: (429, "queue_full"),
+    RequestError: (500, "text_unavailable"),  # the tokenizer fails on a generated token
+    RequestTimeoutError: (408, "request_timeout"),
+}
+"""HTTP status and code of the errors that can end a stream, which is then HTTP 200 already."""
 EXTENSIONS = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 _PLACE = "\0"
 """Stands for the text of a chunk, the last string of its JSON, while the parts around the text are encoded."""
@@ -81,9 +90,19 @@ def error_response(
     status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
 ) -> JSONResponse:
     """Return an error in OpenAI's shape. `retry_after`: seconds, for the statuses 429 and 503."""
-    detail = ErrorDetail(message=message, type=KINDS.get(status, "server_error"), param=param, code=code)
+    detail = ErrorDetail(message=message, type=kind_of(status), param=param, code=code)
     headers = {"Retry-After": str(retry_after)} if status in (429, 503) else None
     return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
+
+
+def kind_of(status: int) -> str:
+    """Return OpenAI's type of an error with this HTTP status."""
+    return KINDS.get(status, "server_error")
+
+
+def status_and_code(error: Exception) -> tuple[int, str]:
+    """Return the HTTP status and the code of one of STATUSES."""
+    return next(failure for kind, failure in STATUSES.items() if isinstance(error, kind))
 
 
 def queue_full_response(message: str, status: EngineStatus) -> JSONResponse:
@@ -228,15 +247,9 @@ async def events(
             ready.append(_event(_json(dump(style.usage_chunk(generation, usage))), numbers))
         ready.append(_event("[DONE]", numbers))
         yield ready
-    except (EngineError, EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError) as error:
-        codes = {
-            EngineError: "engine_error",
-            RequestTimeoutError: "request_timeout",
-            QueueFullError: "queue_full",
-            RequestError: "text_unavailable",
-        }
-        code = codes.get(type(error), "engine_unavailable")
-        detail = ErrorDetail(message=str(error), type="server_error", code=code)
+    except tuple(STATUSES) as error:
+        status, code = status_and_code(error)
+        detail = ErrorDetail(message=str(error), type=kind_of(status), code=code)
         yield [*ready, _event(_json(ErrorBody(error=detail).model_dump()), None)]
 
 

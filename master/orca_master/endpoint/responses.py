@@ -135,7 +135,7 @@ def _answer(
             return []
         return [token_logprob(texts, piece)]
 
-    parser = endpoint.answers.parser(chat)
+    parser = endpoint.answers.parser(chat, generation.prompts[0])
     return ResponseAnswer(
         begun_response(body, response_id, generation.created, endpoint.name_of(body.model), store),
         generation.prompt_tokens,

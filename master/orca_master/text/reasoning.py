@@ -3,6 +3,7 @@
 Models write their reasoning between <think> and </think>. Formats, under vLLM's names of its parsers
 (`--reasoning-parser`), differ in the answer's beginning: after the chat template of `deepseek_r1` (also QwQ) an answer
 begins within the reasoning, with or without <think>; an answer of `qwen3` has reasoning if it begins with <think>.
+The end of a prompt, if it has one of the tags, decides in place of the format.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ BEGIN, END = "<think>", "</think>"
 BY_TAG, WITHIN = "qwen3", "deepseek_r1"
 """Formats: an answer without <think> has no reasoning; an answer begins within the reasoning."""
 REASONING_FORMATS = (WITHIN, BY_TAG)
+
+
+def form_after(form: str, prompt: str) -> str:
+    """Return the format of an answer after a prompt, whose end can begin or end the reasoning.
+
+    The end is the chat template's. Without reasoning it is an empty one, or its end alone (DeepSeek V3.1).
+    """
+    end = prompt.rstrip(WHITESPACE)
+    return BY_TAG if end.endswith(END) else WITHIN if end.endswith(BEGIN) else form
 
 
 def ends_within(text: str) -> bool:

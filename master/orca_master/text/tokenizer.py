@@ -133,6 +133,11 @@ class TextCodec:
         with errors_as(RequestError, "the model's tokenizer fails on these tokens: "):
             return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """Return the entries of the vocabulary for tokens, as in tokenizer.json."""
+        assert self._tokenizer is not None, "a text was tokenized"
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token, also of one that is a part of a character; raise RequestError if it fails."""
         text = self.decode([token])
