@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from orca_bench.traces import recorded
 from orca_operator.api import Spec
 from orca_operator.effects import leaves
 from orca_operator.names import KIND
@@ -161,3 +162,20 @@ def test_named_fields_exist(page):
 def test_the_pages_have_python_and_specs():
     assert sum(len(list(programs(page))) for page in PAGES) >= 15
     assert sum(len(list(specs(page))) for page in PAGES) >= 15
+
+
+def test_the_traces_of_the_how_to_can_be_read(tmp_path):
+    """docs/how-to/load.md has a .csv file in a block, and a .json file in a row of its table."""
+    page = ROOT / "docs" / "how-to" / "load.md"
+    (table,) = [block for block in blocks(page) if block.startswith("arrival,")]
+    (tmp_path / "a.csv").write_text(table)
+    requests, has_arrivals = recorded(tmp_path / "a.csv", 5, 0)
+    assert [(request.arrival, request.input_length, request.output_length) for request in requests] == [
+        (0, 350, 128),
+        (0.7, 41, 12),
+    ]
+    assert has_arrivals
+    (conversations,) = re.findall(r"ShareGPT's format: `(.*?)`", page.read_text(encoding="utf-8"))
+    (tmp_path / "a.json").write_text(conversations.replace(", …", ""))
+    ((request,), has_arrivals) = recorded(tmp_path / "a.json", 5, 0)
+    assert (request.prompt, request.output_length, has_arrivals) == ("a prompt", 2, False)
