@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from orca_bench.traces import recorded
@@ -30,6 +31,8 @@ OF_THE_READER = {
     "docs/how-to/responses.md": {"weather"},
 }
 """Names that a page leaves to the reader's program."""
+OWN_GROUPS = r"v1|(?:rbac\.authorization|networking)\.k8s\.io/v1"
+"""API versions of objects whose schema a cluster has without add-ons."""
 FIELDS = {name for leaf in leaves(Spec) for name in leaf.wire.split(".")[:1]}
 """Fields of a spec."""
 
@@ -84,20 +87,20 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def specs(page: Path) -> Iterator[dict[str, Any]]:
-    """Yield the specs of OrcaDeployments in manifests and patches, and parts of such specs."""
+def documents(page: Path) -> Iterator[dict[str, Any]]:
+    """Yield the YAML documents that are maps."""
     for block in blocks(page):
         try:
-            documents = list(yaml.safe_load_all(block))
+            yield from (document for document in yaml.safe_load_all(block) if isinstance(document, dict))
         except yaml.YAMLError:
             continue
-        for document in documents:
-            if not isinstance(document, dict) or document.get("kind", KIND) != KIND:
-                continue
-            if "spec" in document:
-                yield document["spec"]
-            elif document.keys() <= FIELDS:
-                yield document
+
+
+def specs(page: Path) -> Iterator[dict[str, Any]]:
+    """Yield the specs of OrcaDeployments in manifests and patches, and parts of such specs."""
+    for document in documents(page):
+        if document.get("kind", KIND) == KIND and ("spec" in document or document.keys() <= FIELDS):
+            yield document.get("spec", document)
     for patch in re.findall(r"-p '(\{.*?\})'", page.read_text(encoding="utf-8")):
         yield json.loads(patch)["spec"]
 
@@ -144,6 +147,16 @@ def test_specs_are_valid(page):
         parse("demo", spec)
         stored = admitted(spec, spec_schema())
         assert merged(stored, spec) == stored, "the API server drops unknown fields"
+
+
+def test_kubernetes_own_objects_are_valid():
+    """tests/docs/test_reach.py has those of other projects."""
+    kinds = set()
+    for document in (document for page in PAGES for document in documents(page)):
+        if re.fullmatch(OWN_GROUPS, document.get("apiVersion", "")):
+            kubernetes_validate.validate(document, "1.36", strict=True)
+            kinds.add(document["kind"])
+    assert {"ClusterRole", "Ingress", "PersistentVolumeClaim"} <= kinds
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
