@@ -162,8 +162,9 @@ def metrics_page() -> str:
         GENERATED,
         "",
         "Generated from `orca_master` (`make reference`). `GET /metrics` of a master's API port and of its probe port "
-        "answers in Prometheus' text format. Names and meanings are vLLM's, with the prefix `orca:`. Times are "
-        "seconds. A histogram has the suffixes `_bucket`, `_sum` and `_count`.",
+        "answers in Prometheus' text format. Names and meanings are vLLM's where vLLM has the metric, with the prefix "
+        "`orca:`. Times are seconds. A histogram has the suffixes `_bucket`, `_sum` and `_count`. Counters and "
+        "histograms also have the suffix `_created`, in place of `_total`: the Unix time at which a series began.",
         "",
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",

@@ -47,9 +47,10 @@ CONDITIONS: Mapping[str, str] = {
     "ScalingReady": "`replicas` and the scale subresource take effect; with `autoscaling`, the autoscaler works: "
     "otherwise reason and message are its own, or `KindNotServed`, `AutoscalerRejected`, `AutoscalerPending`",
     "TLSReady": "the pods of the serving revision use mutual TLS; reason `PlaintextRevision`: the revision was created "
-    "before TLS was the default, and the next revision will use TLS",
-    "FullyApplied": "every field is implemented, the cluster serves every required kind, the API server does not fail "
-    "the operator's calls, and the master has applied every change",
+    "before TLS was the default, and the next revision will use TLS; `Off`: `tls.mode` is off",
+    "FullyApplied": "every field is implemented (else reason `NotYetActive`), the cluster serves every required kind "
+    "(else `KindNotServed`), the API server does not fail the operator's calls, and the master has applied every "
+    "change (else `NotApplied`)",
 }
 HEALTHY = (Reason.MODEL_DOWNLOADING, Reason.ROLLING_UPDATE, Reason.LOADING_WEIGHTS)
 """Reasons of pods that start as they should."""

@@ -54,6 +54,25 @@ def test_commands_have_targets_options_and_files(page):
     assert [path for path in paths if not (ROOT / path).exists() and "NAME" not in path] == []
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name != "benchmarks"], ids=lambda page: page.stem
+)
+def test_options_in_sentences_exist(page):
+    """An option of ORCA's commands, of helm, or of docker's build."""
+    named = set(re.findall(r"`(--[a-z][\w-]*)", page.read_text(encoding="utf-8")))
+    assert {option for option in named if f"`{option}`" not in OPTIONS} <= {"--set", "--build-arg"}
+
+
+def test_every_target_is_documented():
+    """A page names each target of the Makefile, but those that are a part of another one."""
+    makefile = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (.*)", makefile, re.MULTILINE)
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = {word for words in re.findall(r"(?:`|^ {4})make ([a-z -]+)", pages, re.MULTILINE) for word in words.split()}
+    parts = set(" ".join(re.findall(r"(?:^[a-z-]+:|\$\(MAKE\))(.*)", makefile, re.MULTILINE)).split())
+    assert set(targets.split()) - named - parts == set()
+
+
 def test_figures_of_the_readme_are_those_of_the_benchmarks():
     """Some section of the benchmarks has all numbers of a row."""
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "benchmarks").glob("*.md")]

@@ -57,6 +57,14 @@ def test_an_invalid_line_is_named_by_its_number_and_field(tmp_path, change, word
     assert str(refusal.value).startswith(f"{path}: line 3: {words}")
 
 
+def test_a_cut_line_is_named_by_its_number_and_the_character(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(LINE) + '\n{"custom_id": \n')
+    with pytest.raises(ConfigurationError) as refusal:
+        list(read_requests(path))
+    assert str(refusal.value) == f"{path}: line 2: no JSON, Expecting value at character 16"
+
+
 @pytest.mark.parametrize("url", ROUTES)
 def test_a_line_goes_to_any_of_the_routes(tmp_path, url):
     path = tmp_path / "in.jsonl"

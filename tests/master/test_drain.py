@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -42,6 +43,26 @@ def test_an_answer_that_is_no_masters(stranger, tmp_path, monkeypatch, capsys):
     assert drain.main(["--admin-port", str(stranger), "--admin-token-file", str(token)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("orca drain: ")
+
+
+def test_a_port_with_tls_is_not_asked_without(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(drain, "LINGER_SECONDS", 0)
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1)
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        port = listener.getsockname()[1]
+        assert drain.main(["--admin-port", str(port), "--admin-token-file", str(token)]) == 1
+        thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("a master with --tls-dir needs --tls-dir here, too")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,14 @@ def test_a_restarted_master_continues_the_file(tmp_path):
     assert sequences(path) == [7]
 
 
+def test_the_how_to_has_the_fields_of_a_line(tmp_path):
+    path = tmp_path / "log"
+    iterate(IterationLog(path, 2), 1)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text(encoding="utf-8")
+    (example,) = [json.loads(line) for line in page.splitlines() if line.startswith('    {"pipeline"')]
+    assert example.keys() == json.loads(path.read_text()).keys()
+
+
 def test_a_torn_line_is_dropped(tmp_path):
     """A reader parses every line."""
     path = tmp_path / "log"

@@ -47,6 +47,7 @@ def test_every_condition_speaks_of_the_generation():
 def test_what_is_not_applied_is_named(changes, reason, words):
     entry = conditions(situation(**changes))["FullyApplied"]
     assert (entry["status"], entry["reason"], entry["message"]) == ("False", reason, words)
+    assert f"`{reason}`" in CONDITIONS["FullyApplied"]
 
 
 def test_a_missing_right_to_read_nodes_is_named():

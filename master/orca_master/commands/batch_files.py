@@ -44,6 +44,9 @@ def read_requests(path: Path) -> Iterator[BatchRequest]:
                     request = _request(json.loads(line))
                     if request.custom_id in seen:
                         raise ValueError(f"custom_id: {request.custom_id!r} is that of an earlier line, too")
+                except json.JSONDecodeError as error:  # its own text counts lines and columns within this line
+                    words = f"no JSON, {error.msg} at character {error.pos + 1}"
+                    raise ConfigurationError(f"{path}: line {number}: {words}") from error
                 except (ValueError, RecursionError) as error:
                     raise ConfigurationError(f"{path}: line {number}: {error}") from error
                 seen.add(request.custom_id)

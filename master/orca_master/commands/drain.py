@@ -59,7 +59,10 @@ def main(argv: list[str]) -> int:
             time.sleep(POLL_SECONDS)
             state = _call(arguments.admin_port, routes.STATE, "GET", token, tls)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        print(f"orca drain: {one_line(str(error))}", file=sys.stderr)
+        # A port with TLS closes a connection without.
+        closed = tls is None and isinstance(error, ConnectionResetError)
+        remedy = "; a master with --tls-dir needs --tls-dir here, too" if closed else ""
+        print(f"orca drain: {one_line(str(error))}{remedy}", file=sys.stderr)
         return 1
     return 0 if state["idle"] else 1
 

@@ -62,6 +62,8 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         title="ORCA",
         version=version("orca-serving"),
         description="OpenAI-compatible endpoint of an ORCA engine master",
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,  # a redirect would lack what a proxy has removed: https, and a path above the root path
         responses=error_bodies,  # type: ignore[arg-type]
     )
