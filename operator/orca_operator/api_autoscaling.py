@@ -62,6 +62,12 @@ class Autoscaling(Part):
     target_kv_cache_usage_percent: Annotated[int, Field(ge=1, le=100)] = Field(
         80, alias="targetKVCacheUsagePercent", description="Target percentage of K/V slots in use."
     )
+    target_batch_usage_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None,
+        description="Target percentage of the places in batches that requests hold: a pipeline has "
+        "scheduler.maxBatchSize in each iteration in flight. Default: 100 with keda, which keeps as many pipelines as "
+        "can run all requests at the same time; none with hpa, which needs a rule of the adapter for it.",
+    )
     scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
         300,
         description="Time of low load before a pipeline is removed; over 3600: 3600, but the last pipeline of "

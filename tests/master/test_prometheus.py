@@ -27,15 +27,16 @@ def test_the_number_of_routes_is_bounded():
 
 
 def test_times_of_hours_have_buckets():
-    """Without a bucket above 120 s, every quantile of long answers would be 120 s."""
+    """Without a bucket above 120 s, every quantile of long answers and long prompts would be 120 s."""
     metrics = Metrics("m")
-    metrics.on_first_token(1000.0, 1.0)
+    metrics.on_first_token(1000.0, 1000.0)
     metrics.on_token(1, 1, 1000.0, 0.0)
     metrics.on_finish("stop", 1, 2, 3000.0, 2000.0)
     text = metrics.render().decode()
     for name, below, above in (
         ("time_to_first_token", 600, 1200),
         ("request_queue_time", 600, 1200),
+        ("request_prefill_time", 600, 1200),
         ("request_decode_time", 1200, 2400),
         ("e2e_request_latency", 2400, 7200),
     ):

@@ -21,7 +21,9 @@ POLICIES = {
     "scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}], "tolerance": "50m"},
     "scaleDown": {"selectPolicy": "Max", "policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}]},
 }
-FULL = {"minReplicas": 2, "maxReplicas": 8, "targetQueueDepth": 4, "behavior": POLICIES}
+FULL = {
+    "minReplicas": 2, "maxReplicas": 8, "targetQueueDepth": 4, "targetBatchUsagePercent": 80, "behavior": POLICIES,
+}  # fmt: skip
 
 
 def rendered(**autoscaling) -> dict:
@@ -81,6 +83,16 @@ def test_the_queue_counts_per_pipeline_and_the_cache_as_a_mean(percent, quantity
     assert cache["object"]["target"] == {"type": "Value", "value": quantity}
 
 
+@pytest.mark.parametrize(("size", "percent", "target"), [(1, 100, "32"), (1, 80, "25"), (2, 100, "96"), (1, 1, "1")])
+def test_the_running_requests_count_per_pipeline_and_only_with_a_target(size, percent, target):
+    """Without the adapter's rule for it, an HPA with the metric would remove no pipeline."""
+    spec = merged(MINIMAL, parallelism={"pipelineParallelSize": size})
+    (manifest,) = wanted_autoscaler(context(merged(spec, autoscaling={"targetBatchUsagePercent": percent})))
+    running = manifest["spec"]["metrics"][2]["object"]
+    assert running["metric"] == {"name": hpa.RUNNING_METRIC}
+    assert running["target"] == {"type": "AverageValue", "averageValue": target}
+
+
 def test_zero_is_rendered_as_one():
     assert rendered(minReplicas=0)["spec"]["minReplicas"] == 1
 
@@ -132,7 +144,8 @@ def test_the_adapters_rules_serve_the_metrics_of_the_hpa():
         assert re.fullmatch(
             r"(sum|avg)\(<<\.Series>>\{<<\.LabelMatchers>>\}\) by \(<<\.GroupBy>>\)", rule["metricsQuery"]
         )
-    wanted = [metric["object"]["metric"]["name"] for metric in rendered()["spec"]["metrics"]]
+    wanted = [metric["object"]["metric"]["name"] for metric in rendered(**FULL)["spec"]["metrics"]]
     assert sorted(offered) == sorted(wanted)
     assert offered[hpa.QUEUE_METRIC]["metricsQuery"].startswith("sum(")
     assert offered[hpa.CACHE_METRIC]["metricsQuery"].startswith("avg(")
+    assert offered[hpa.RUNNING_METRIC]["metricsQuery"].startswith("sum(")

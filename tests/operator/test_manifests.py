@@ -347,6 +347,31 @@ def test_every_pod_fetches_only_its_part():
     assert shares == [["--partition", "0/2"], ["--partition", "1/2"], ["--without-weights"]]
 
 
+@pytest.mark.parametrize("cache", [None, {"sizeLimit": "1Gi"}, {"claimName": "models"}])
+def test_only_pods_with_a_claim_have_a_group(cache):
+    """Every user may write to an emptyDir, and OpenShift refuses groups outside the namespace's range."""
+    spec = merged(MINIMAL, model={"uri": "hf://a/b"} | ({"cache": cache} if cache else {}))
+    for pod in pod_specs(spec):
+        assert ("fsGroup" in pod["securityContext"]) == (cache == {"claimName": "models"})
+
+
+def test_a_download_has_the_mounts_that_its_variables_name():
+    """Such as the certificates of a private authority: without them every download fails."""
+    volume = {"name": "authorities", "configMap": {"name": "authorities"}}
+    mount = {"name": "authorities", "mountPath": "/etc/authorities", "readOnly": True}
+    settings = {
+        "env": [{"name": "SSL_CERT_FILE", "value": "/etc/authorities/ca.crt"}],
+        "volumes": [volume],
+        "volumeMounts": [mount],
+    }
+    spec = merged(MINIMAL, model={"uri": "hf://a/b"}, master=settings, worker=settings)
+    for pod in pod_specs(spec):
+        assert volume in pod["volumes"]
+        for container in (*pod["containers"], *pod["initContainers"]):
+            assert settings["env"][0] in container["env"]
+            assert mount in container["volumeMounts"], container["name"]
+
+
 @pytest.mark.parametrize("secret", [None, {"name": "bucket"}])
 def test_a_model_in_a_bucket_is_downloaded_like_one_of_a_hub(secret):
     endpoint = {"name": "AWS_ENDPOINT_URL", "value": "http://minio.models:9000"}

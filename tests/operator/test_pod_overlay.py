@@ -137,7 +137,7 @@ def test_lists_are_merged_by_their_keys():
     assert [container["name"] for container in pod["initContainers"]] == ["proxy", "fetch-model"]
     assert pod["initContainers"][1]["args"][0] == "fetch"
     assert pod["securityContext"] == {
-        "runAsNonRoot": True, "runAsUser": 1000, "supplementalGroups": [5], "fsGroup": 10001,
+        "runAsNonRoot": True, "runAsUser": 1000, "supplementalGroups": [5],
         "seccompProfile": {"type": "RuntimeDefault"},
     }  # fmt: skip
     seconds = {each["key"]: each.get("tolerationSeconds") for each in pod["tolerations"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,11 +120,12 @@ def test_a_master_answers_the_triggers(percent, target):
     )
     metrics.watch(SimpleNamespace(snapshot=snapshot))
     families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
-    queue, cache = rendered(targetQueueDepth=5, targetKVCacheUsagePercent=percent)["spec"]["triggers"]
-    found = [families[trigger["metadata"]["valueLocation"]] for trigger in (queue, cache)]
+    queue, cache, running = rendered(targetQueueDepth=5, targetKVCacheUsagePercent=percent)["spec"]["triggers"]
+    found = [families[trigger["metadata"]["valueLocation"]] for trigger in (queue, cache, running)]
     assert [(family.type, [sample.value for sample in family.samples]) for family in found] == [
         ("gauge", [7]),
         ("gauge", [0.25]),
+        ("gauge", [1]),
     ]
     assert (queue["metricType"], queue["metadata"]["targetValue"]) == ("AverageValue", "5")
     assert (cache["metricType"], cache["metadata"]["targetValue"]) == ("Value", target)
@@ -131,7 +133,7 @@ def test_a_master_answers_the_triggers(percent, target):
     (port,) = service["spec"]["ports"]
     assert port["port"] == 80
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
-    for trigger in (queue, cache):
+    for trigger in (queue, cache, running):
         assert trigger["metadata"]["url"] == f"http://{name}.{namespace}.svc{routes.METRICS}"
         assert trigger["metadata"]["format"] == "prometheus"
 
@@ -140,3 +142,30 @@ def test_the_names_for_the_adapter_are_those_of_the_master():
     """docs/how-to/autoscale.md: the adapter replaces the colon."""
     assert scaled_object.QUEUE_METRIC.replace(":", "_") == hpa.QUEUE_METRIC
     assert scaled_object.CACHE_METRIC.replace(":", "_") == hpa.CACHE_METRIC
+    assert scaled_object.RUNNING_METRIC.replace(":", "_") == hpa.RUNNING_METRIC
+
+
+def proposed(manifest: dict, replicas: int, waiting: int, usage: float, running: int) -> int:
+    """Return the number of pipelines that KEDA's HPA proposes (k8s.io: algorithm details), without its tolerance."""
+    values = {"num_requests_waiting": waiting, "kv_cache_usage_perc": usage, "num_requests_running": running}
+    proposals = []
+    for trigger in manifest["spec"]["triggers"]:
+        metric = trigger["metadata"]["valueLocation"].removeprefix("orca:")
+        ratio = values[metric] / float(trigger["metadata"]["targetValue"])
+        proposals.append(math.ceil(ratio if trigger["metricType"] == "AverageValue" else ratio * replicas))
+    return max(proposals)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "running", "expected"), [(1, 96, 3), (1, 65, 3), (1, 64, 2), (2, 288, 3), (2, 192, 2)]
+)
+def test_pipelines_with_full_batches_stay_although_no_request_waits(partitions, running, expected):
+    """Short requests fill batches and few K/V slots. Without these pipelines they would wait, and bring them back."""
+    spec = merged(MINIMAL, scheduler={"maxBatchSize": 32}, parallelism={"pipelineParallelSize": partitions})
+    assert proposed(rendered(spec, maxReplicas=8), 3, 0, 0.2, running) == expected
+
+
+def test_a_target_below_all_places_adds_pipelines_before_requests_wait():
+    assert proposed(rendered(maxReplicas=8, targetBatchUsagePercent=50), 3, 0, 0.2, 96) == 6
+    smallest = rendered(merged(MINIMAL, scheduler={"maxBatchSize": 1}), targetBatchUsagePercent=1)
+    assert proposed(smallest, 1, 0, 0, 2) == 2

@@ -10,6 +10,7 @@ from llguidance import LLTokenizer
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_process import compiled, translate
+from orca_master.text.json_spaces import JsonSpaces
 from orca_master.text.token_matcher import TokenMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -47,7 +48,8 @@ def matcher(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> TokenMatche
 
 def grammar(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGrammar:
     """Return a compiled grammar."""
-    return CompiledGrammar(partial(compiled, tokenizer, translate(tokenizer, kind, text)), OwnStates())
+    spaces = JsonSpaces(tokenizer) if kind in (GrammarKind.JSON, GrammarKind.CALLS) else None
+    return CompiledGrammar(partial(compiled, tokenizer, translate(tokenizer, kind, text)), OwnStates(), spaces)
 
 
 def tokens_of(text: str) -> list[int]:

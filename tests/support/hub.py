@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from support.certificates import sign
 
 COMMIT = "c0ffee" + "0" * 34
 REPOSITORY = "acme/tiny"
@@ -45,6 +49,18 @@ class Hub:
         self.port = self.server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def secure(self, folder: Path) -> Path:
+        """Serve HTTPS from now on, as localhost; return the file with the certificate of the private authority."""
+        authority = sign()
+        signed = sign("localhost", issuer=authority)
+        for name, content in {"ca.pem": authority.pem, "tls.crt": signed.pem, "tls.key": signed.key_pem}.items():
+            (folder / name).write_bytes(content)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"https://localhost:{self.port}"
+        return folder / "ca.pem"
 
     def etag(self, name: str) -> str:
         content = self.files[name]

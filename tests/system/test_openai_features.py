@@ -268,6 +268,11 @@ def test_the_best_of_several_choices_are_those_of_the_highest_mean_log_probabili
         ("chat/completions", {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ("completions", {"best_of": 2, "stream": True}, "best_of", "not supported with stream: true"),
         ("chat/completions", {"best_of": 2}, "best_of", "only supported by /v1/completions"),
+        ("chat/completions", {"max_completion_tokens": 2000}, "max_completion_tokens", "maximum context length is"),
+        ("chat/completions", {"max_tokens": 2000}, "max_tokens", "for the answer = "),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}], "max_tokens": 1}, "messages",
+         "the prompt is too long"),
+        ("completions", {"prompt": "x" * 900}, "prompt", "the prompt is too long: it has "),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(served, path, change, field, words):

@@ -342,3 +342,14 @@ def test_errors_name_the_way_out(hub, tmp_path):
     code, line = fetch(hub, tmp_path / "f")
     assert code == 1
     assert line.startswith("orca fetch: error: hf://acme/tiny: ")
+
+
+def test_ssl_cert_file_names_private_authorities(hub, tmp_path, monkeypatch):
+    authorities = hub.secure(tmp_path)
+    code, line = fetch(hub, tmp_path / "model", "--without-weights")
+    assert (code, "CERTIFICATE_VERIFY_FAILED" in line) == (1, True), line
+    monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
+    code, line = fetch(hub, tmp_path / "model")
+    assert (code, line.endswith("8 files complete")) == (0, True), line
+    monkeypatch.setenv("SSL_CERT_FILE", "/absent.pem")
+    assert fetch(hub, tmp_path / "model") == (2, "orca fetch: error: SSL_CERT_FILE /absent.pem: no such file")

@@ -16,6 +16,7 @@ from orca_worker import fetch_s3
 from orca_worker.fetch_s3 import Bucket
 from orca_worker.fetch_source import FetchError
 from support.bucket import NAME, bucket
+from support.hub import Hub
 
 URI = f"s3://{NAME}/team/model"
 CONFIG = {
@@ -99,6 +100,21 @@ def test_errors_name_the_way_out(model, tmp_path):
     ]:
         found, line = fetch(model, tmp_path, uri=uri)
         assert (found, words in line) == (code, True), line
+
+
+def test_errors_of_connections_have_their_cause(model, tmp_path):
+    line = fetch(model, tmp_path, AWS_ENDPOINT_URL="http://127.0.0.1:1")[1]
+    assert line.endswith("error sending request: Connection refused"), line
+    hub = Hub()
+    authorities = hub.secure(tmp_path)
+    try:
+        line = fetch(model, tmp_path, AWS_ENDPOINT_URL=hub.url)[1]
+        assert line.endswith("error sending request: InvalidCertificate UnknownIssuer"), line
+        line = fetch(model, tmp_path, AWS_ENDPOINT_URL=hub.url, SSL_CERT_FILE=str(authorities))[1]
+        assert "404" in line, line  # of the server, which is trusted
+    finally:
+        hub.server.shutdown()
+        hub.server.server_close()
 
 
 @pytest.fixture

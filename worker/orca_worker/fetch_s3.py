@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -29,6 +30,8 @@ PIECE_BYTES = 16 << 20
 THREADS = 4
 TIMEOUT = "120s"
 """Timeout of one piece, after which obstore tries again."""
+CAUSE = re.compile(r'\b(?:message|error): ("[^"]*"|\w+\(\s*\w+)')
+"""A cause in the second part of obstore's messages, the last of which is the innermost one."""
 
 
 class Bucket:
@@ -79,7 +82,11 @@ class Bucket:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert the errors of obstore, whose messages have a second part for debugging."""
+        """Convert the errors of obstore.
+
+        Their messages have a second part for debugging. Only this part has the cause of a connection
+        that fails, such as an InvalidCertificate of an UnknownIssuer.
+        """
         try:
             yield
         except (PermissionDeniedError, UnauthenticatedError) as error:
@@ -87,5 +94,6 @@ class Bucket:
         except PreconditionError as error:
             raise FetchError(f"{self.uri} changed during the download: start again") from error
         except (BaseError, FileNotFoundError, ValueError) as error:
-            message = " ".join(str(error).partition("Debug source:")[0].split())
-            raise FetchError(f"{self.uri}: {message}") from error
+            message, _, details = str(error).partition("Debug source:")
+            causes = [" ".join(re.findall(r"\w+", cause)) for cause in CAUSE.findall(details)]
+            raise FetchError(": ".join([self.uri, " ".join(message.split()), *causes[-1:]])) from error

@@ -30,6 +30,7 @@ from orca_master.endpoint.openai_answers import (
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
+from orca_master.engine.request_limits import check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
 
@@ -240,6 +241,9 @@ async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, reque
         max_tokens = min(room, endpoint.codec.max_new_tokens or room)
         of_model = "max_new_tokens of the model's generation_config.json"
         check_min_tokens(body, max_tokens, ROOM if max_tokens == room else of_model)
+    elif longest := endpoint.engine.status.max_model_len:
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        check_length(len(prompt), max_tokens, longest, field, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, limit, owner)
 

@@ -16,20 +16,31 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
     """Raise RequestError for a request longer than the model's context or the K/V slots of the largest pipeline."""
+    check_length(len(request.prompt), request.max_gen_tokens, max_model_len)
     rounded = blocks_for(request.max_tokens) * BLOCK_SIZE
     numbers = f"{len(request.prompt)} prompt tokens + {request.max_gen_tokens} max_tokens"
-    if request.max_tokens > max_model_len:
-        raise RequestError(
-            f"{numbers} = {request.max_tokens} tokens: this model's maximum context length is {max_model_len} tokens",
-            "max_tokens",
-            CONTEXT_EXCEEDED,
-        )
     if rounded > num_slots:
         raise RequestError(
             f"{numbers} need {rounded} K/V slots (rounded to blocks of {BLOCK_SIZE}), "
             f"this server has {num_slots}: lower max_tokens or raise --kv-slots",
             "max_tokens",
         )
+
+
+def check_length(
+    num_prompt: int, num_answer: int, max_model_len: int, field: str = "max_tokens", prompt: str = "prompt"
+) -> None:
+    """Raise RequestError if a prompt and the longest answer to it exceed the model's context.
+
+    Names `field`, which has the length of answers, or `prompt`, which has the prompt, if no answer would fit.
+    """
+    longest = f"this model's maximum context length is {max_model_len} tokens"
+    if num_prompt >= max_model_len and num_answer:
+        message = f"{prompt}: the prompt is too long: it has {num_prompt} tokens: {longest}, the answer's included"
+        raise RequestError(message, prompt, CONTEXT_EXCEEDED)
+    if (total := num_prompt + num_answer) > max_model_len:
+        message = f"{field}: {num_prompt} prompt tokens + {num_answer} for the answer = {total} tokens: {longest}"
+        raise RequestError(message, field, CONTEXT_EXCEEDED)
 
 
 def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus, name: str = "n") -> None:

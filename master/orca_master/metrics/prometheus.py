@@ -22,7 +22,7 @@ from orca_master.scheduling.batch import Batch
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LONG_LATENCIES = (*LATENCIES, 300.0, 600.0, 1200.0, 2400.0, 7200.0)
-"""Of times that include a wait in the queue or a whole answer, which can last for hours."""
+"""Of times that include a wait in the queue, a whole prompt or a whole answer, which can last for hours."""
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FINISH_REASONS = ("stop", "length", "abort", "error", "fault")
@@ -83,7 +83,9 @@ class Metrics:
             LONG_LATENCIES,
         )
         self._prefill_time = self._histogram(
-            "request_prefill_time_seconds", "Time from the first iteration to the first token, per request", LATENCIES
+            "request_prefill_time_seconds",
+            "Time from the first iteration to the first token, per request",
+            LONG_LATENCIES,
         )
         self._decode_time = self._histogram(
             "request_decode_time_seconds", "Time from the first to the last token, per request", LONG_LATENCIES

@@ -12,6 +12,8 @@ from weakref import WeakSet
 
 from llguidance import LLMatcher
 
+from orca_master.text.json_spaces import JsonSpaces
+
 USED_UP = ("too many states", "too many expressions")
 """Parts of llguidance's errors when its lexer needs more states than the limit."""
 MAX_OWN = 16
@@ -33,9 +35,13 @@ class OwnStates:
 
 
 class CompiledGrammar:
-    """Copies matchers. `compile` returns a new one, in its error state for a grammar that cannot be compiled."""
+    """Copies matchers. `compile` returns a new one, in its error state for a grammar that cannot be compiled.
 
-    def __init__(self, compile: Callable[[], LLMatcher], own: OwnStates) -> None:
+    `spaces`: bounds the whitespace of a grammar with JSON; None for other grammars.
+    """
+
+    def __init__(self, compile: Callable[[], LLMatcher], own: OwnStates, spaces: JsonSpaces | None = None) -> None:
+        self.spaces = spaces
         self._compile = compile
         self._own = own
         self._source = compile()

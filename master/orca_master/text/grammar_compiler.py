@@ -23,9 +23,10 @@ from llguidance import LLTokenizer
 
 from orca_master.bodies.fair_turns import FairTurns, WorkInTurn
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
-from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar
+from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
+from orca_master.text.json_spaces import JsonSpaces
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.token_matcher import TokenMatcher
 
@@ -55,6 +56,7 @@ class GrammarCompiler:
         self._note = note
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._tokenizer: LLTokenizer | None = None
+        self._spaces: JsonSpaces | None = None
         self._ends: tuple[int, ...] = ()
         self._unusable = "the model is not loaded yet"
         """Why there is no `_tokenizer`."""
@@ -70,7 +72,9 @@ class GrammarCompiler:
         """Load the tokenizer, before requests are served: that holds the interpreter lock."""
         loop = asyncio.get_running_loop()
         try:
-            self._tokenizer, self._ends = await loop.run_in_executor(self._thread, load_tokenizer, self._model_path)
+            tokenizer, self._ends = await loop.run_in_executor(self._thread, load_tokenizer, self._model_path)
+            self._spaces = await loop.run_in_executor(self._thread, JsonSpaces, tokenizer)
+            self._tokenizer = tokenizer
         except Exception as error:  # only structured output needs this tokenizer, and a model's files are untrusted
             self._unusable = str(error) or type(error).__name__
 
@@ -164,7 +168,8 @@ class GrammarCompiler:
             raise self._refusal(grammar, str(answer.get("error", beyond))[:1000], answer.get("field", ""))
         loop = asyncio.get_running_loop()
         compile_again = partial(compiled, tokenizer, answer["grammar"])
-        made = await loop.run_in_executor(self._thread, CompiledGrammar, compile_again, self._own_states)
+        spaces = self._spaces if grammar.kind in (GrammarKind.JSON, GrammarKind.CALLS) else None
+        made = await loop.run_in_executor(self._thread, CompiledGrammar, compile_again, self._own_states, spaces)
         if made.error:  # the process had the same tokenizer and limits
             raise self._refusal(grammar, made.error[:1000])
         self._note("compiled")

@@ -48,8 +48,8 @@ TRIED_TOKENS = 4
 """Tokens of an answer that are tried: most grammars that are too complex for llguidance show it by then."""
 MEMORY_BYTES = 512 << 20
 """Limit of the address space, added to that after the tokenizer is loaded."""
-JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "coerce_one_of": False, "lenient": False}
-"""Whitespace is bounded, because some models would write nothing else."""
+JSON_OPTIONS: Any = {"coerce_one_of": False, "lenient": False}
+"""llguidance's, for every schema. Whitespace is bounded elsewhere (json_spaces.py)."""
 
 
 def limits() -> LLParserLimits:

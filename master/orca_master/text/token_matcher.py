@@ -19,6 +19,7 @@ from time import perf_counter, thread_time
 from llguidance import LLExecutor
 
 from orca_master.text.compiled_grammar import CompiledGrammar, is_used_up
+from orca_master.text.json_spaces import MOST_SPACES
 
 WORD_BITS = 32
 MAX_THREADS = 4
@@ -46,6 +47,8 @@ class TokenMatcher:
         self._grammar = grammar
         self._generation = grammar.generation
         self._tokens = array("I")
+        self._num_spaces = 0
+        """Characters of whitespace at the end of the answer."""
         self._num_at_renewal = -TOKENS_PER_RENEWAL
         self._seconds_left = BUDGET_SECONDS
         for token in tokens:
@@ -61,9 +64,16 @@ class TokenMatcher:
         known = self.ends[0] if token in self.ends else token
         begun = thread_time()
         self._tokens.append(known)
+        if (spaces := self._grammar.spaces) is not None:
+            self._num_spaces = spaces.after(known, self._num_spaces)
         if not self.error and not self.matcher.consume_token(known) and not self.renew():
             self.note_error()
         self.spend(thread_time() - begun - SECONDS_PER_TOKEN)
+
+    def bounded(self, mask: bytearray) -> bytearray:
+        """Return the answer's mask, without further whitespace if it has enough between two parts of JSON."""
+        spaces = self._grammar.spaces
+        return mask if spaces is None or self._num_spaces < MOST_SPACES else spaces.bounded(mask)
 
     def renew(self) -> bool:
         """Go on with own states of the lexer, and return True, if the states are used up and new ones suffice."""
@@ -117,6 +127,8 @@ class MaskMaker:
             if entry is not None and entry.error:
                 masks[row] = self._every_token
                 continue
+            if entry is not None:
+                masks[row] = entry.bounded(masks[row])
             for tokens in filter(None, sets):
                 masks[row] = _without(masks[row], tokens)
         return bytes(masks)

@@ -1,6 +1,6 @@
 """Builder of the HorizontalPodAutoscaler of `autoscaling.backend: hpa`.
 
-Both metrics are Object metrics of the OrcaDeployment (custom.metrics.k8s.io), because the queue is the master's, and
+All metrics are Object metrics of the OrcaDeployment (custom.metrics.k8s.io), because the queue is the master's, and
 the pods that the scale subresource counts are workers. docs/how-to/autoscale.md has the rules of an adapter.
 """
 
@@ -14,13 +14,19 @@ from orca_operator.manifests.context import Context
 
 QUEUE_METRIC = "orca_num_requests_waiting"
 CACHE_METRIC = "orca_kv_cache_usage_perc"
+RUNNING_METRIC = "orca_num_requests_running"
 
 
 def horizontal_pod_autoscaler(context: Context, autoscaling: Autoscaling) -> dict[str, Any]:
     """Return the HPA of API autoscaling/v2, which Kubernetes serves since 1.23."""
-    # Waiting requests are a sum, hence per pipeline (AverageValue); the fraction of held K/V slots is a mean (Value).
+    # Requests are a sum, hence per pipeline (AverageValue); the fraction of held K/V slots is a mean (Value).
     queue = {"type": "AverageValue", "averageValue": str(autoscaling.target_queue_depth)}
     cache = {"type": "Value", "value": _percent(autoscaling.target_kv_cache_usage_percent)}
+    metrics = [_object_metric(context, QUEUE_METRIC, queue), _object_metric(context, CACHE_METRIC, cache)]
+    # Not by default: without the adapter's rule for it, an HPA would remove no pipeline any more.
+    if (percent := autoscaling.target_batch_usage_percent) is not None:
+        running = {"type": "AverageValue", "averageValue": str(running_target(context, percent))}
+        metrics.append(_object_metric(context, RUNNING_METRIC, running))
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -29,7 +35,7 @@ def horizontal_pod_autoscaler(context: Context, autoscaling: Autoscaling) -> dic
             "scaleTargetRef": scale_target(context),
             "minReplicas": autoscaling.effective_min_replicas,
             "maxReplicas": autoscaling.max_replicas,
-            "metrics": [_object_metric(context, QUEUE_METRIC, queue), _object_metric(context, CACHE_METRIC, cache)],
+            "metrics": metrics,
             "behavior": scaling_behavior(autoscaling),
         },
     }
@@ -38,6 +44,16 @@ def horizontal_pod_autoscaler(context: Context, autoscaling: Autoscaling) -> dic
 def scale_target(context: Context) -> dict[str, str]:
     """Return the reference to the OrcaDeployment, whose scale subresource the autoscaler reads and writes."""
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": context.name}
+
+
+def running_target(context: Context, percent: int) -> int:
+    """Return the running requests per pipeline that are `percent` of its places, at least 1.
+
+    Several partitions have one iteration more than partitions in flight.
+    """
+    partitions = context.spec.parallelism.pipeline_parallel_size
+    places = context.spec.scheduler.max_batch_size * (partitions + (partitions > 1))
+    return max(1, places * percent // 100)
 
 
 def scaling_behavior(autoscaling: Autoscaling) -> dict[str, Any]:

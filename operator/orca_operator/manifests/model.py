@@ -67,10 +67,14 @@ def fetch_container(
     image: str,
     options: list[str],
     env: list[dict[str, Any]],
+    mounts: list[dict[str, Any]],
     security: dict[str, Any],
     resources: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the init container; `options` of `orca fetch` select the files that this pod needs."""
+    """Return the init container; `options` of `orca fetch` select the files that this pod needs.
+
+    `env` and `mounts` are the user's: a variable such as SSL_CERT_FILE names a file of a mount.
+    """
     model, source = spec.model, model_source(spec)
     environment: list[dict[str, Any]] = []
     revision, entries = list[str](), dict[str, Any]()
@@ -90,7 +94,7 @@ def fetch_container(
         "args": ["fetch", model.uri, *revision, "--into", source.path, *options],
         "env": [entry for entry in environment if entry["name"] not in overridden] + env,
         **entries,
-        "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}, *mounts],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"resources": resources} if resources else {}),

@@ -19,7 +19,11 @@ SECURITY: dict[str, Any] = {
 }
 POD_SECURITY: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 CACHE_GROUP = 10001
-"""Group of the images' user (Dockerfile), which needs write access to a PersistentVolumeClaim."""
+"""Group of the images' user (Dockerfile), which needs write access to a PersistentVolumeClaim.
+
+Every user may write to an emptyDir. Pods without a claim have no group: OpenShift's default security context constraint
+(restricted-v2) refuses groups outside the namespace's range.
+"""
 GRACE_BEYOND_DRAIN = 10
 """Seconds to close streams and end processes after the drain."""
 NODE_TOLERANCE_SECONDS = 30
@@ -106,9 +110,12 @@ def pod_template(
         "volumes": volumes + ([source.volume] if source.volume else []) + settings.volumes,
     }
     if source.fetched:
-        pod["securityContext"]["fsGroup"] = CACHE_GROUP
+        if source.volume is not None and "persistentVolumeClaim" in source.volume:
+            pod["securityContext"]["fsGroup"] = CACHE_GROUP
         needs = {} if _sets_fetch_resources(settings) else without_devices(container.get("resources", {}))
-        fetch = fetch_container(spec, container["image"], fetch_options, settings.env, SECURITY, needs)
+        fetch = fetch_container(
+            spec, container["image"], fetch_options, settings.env, settings.volume_mounts, SECURITY, needs
+        )
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers

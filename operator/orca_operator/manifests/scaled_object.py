@@ -13,16 +13,20 @@ from orca_contract import routes
 from orca_operator import names
 from orca_operator.api_autoscaling import Autoscaling
 from orca_operator.manifests.context import Context
-from orca_operator.manifests.hpa import scale_target, scaling_behavior
+from orca_operator.manifests.hpa import running_target, scale_target, scaling_behavior
 
 QUEUE_METRIC = "orca:num_requests_waiting"
 CACHE_METRIC = "orca:kv_cache_usage_perc"
+RUNNING_METRIC = "orca:num_requests_running"
+ALL_PLACES = 100
+"""Percentage at which full pipelines stay although no request waits, and none is added before requests wait."""
 PAUSED = "autoscaling.keda.sh/paused"
 """Annotation that stops KEDA: without pods the triggers fail, and a fallback would set `replicas`."""
 
 
 def scaled_object(context: Context, autoscaling: Autoscaling) -> dict[str, Any]:
     """Return the ScaledObject of API keda.sh/v1alpha1."""
+    running = running_target(context, autoscaling.target_batch_usage_percent or ALL_PLACES)
     spec: dict[str, Any] = {
         "scaleTargetRef": scale_target(context),
         "minReplicaCount": autoscaling.effective_min_replicas,
@@ -30,9 +34,10 @@ def scaled_object(context: Context, autoscaling: Autoscaling) -> dict[str, Any]:
         "cooldownPeriod": autoscaling.scale_down_window,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": scaling_behavior(autoscaling)}},
         "triggers": [
-            # Waiting requests are a sum, hence per pipeline (AverageValue); the fraction of held slots is a mean.
+            # Requests are a sum, hence per pipeline (AverageValue); the fraction of held slots is a mean.
             _trigger(context, "queue", QUEUE_METRIC, "AverageValue", str(autoscaling.target_queue_depth)),
             _trigger(context, "kv-cache", CACHE_METRIC, "Value", _fraction(autoscaling.target_kv_cache_usage_percent)),
+            _trigger(context, "running", RUNNING_METRIC, "AverageValue", str(running)),
         ],
     }
     metadata = context.metadata(context.name, names.labels(context.name))
