@@ -174,16 +174,22 @@ def test_a_pipeline_with_other_weights_does_not_serve_beside_another(monkeypatch
     """It would give other answers to the same prompts. When no other pipeline serves, it serves."""
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.001)
     weights = {"a": pb.ModelFacts(source="old", file_digest={"0": "x"}), "b": facts}
-    losses = []
+    losses, brought = [], []
 
     async def scene(pipelines, cluster):
         cluster.on_made = lambda workers: workers.facts.MergeFrom(weights[workers.spec.id])
         cluster.refusals["b"] = [WorkerLostError("later than a")]
+
+        async def bring(workers):
+            brought.append(workers.spec.id)
+
+        monkeypatch.setattr(pipelines.adapters, "bring", bring)
         pipelines._listener.on_failure = lambda _, error: losses.append(error)
         pipelines.begin(CONFIG)
         while len(losses) < 3:
             await asyncio.sleep(0)
         assert list(pipelines.serving) == ["a"]
+        assert brought == ["a"], "the other is not formed in vain, each second anew"
         assert str(losses[-1]).startswith(
             f"pipeline a and pipeline b have different weights or settings of the model ({what})"
         )
