@@ -37,7 +37,7 @@ CONDITIONS: Mapping[str, str] = {
     "Failed": "manual action is needed: the spec is invalid, the progress deadline is over, or a pipeline has exceeded "
     "`recoveryPolicy.maxRestarts` and does not serve",
     "ModelReady": "no pod is downloading the model, and no download has failed; with `hf://` and `s3://`, a worker of "
-    "the spec's revision has downloaded it",
+    "the spec's revision has downloaded it; reason `DifferentWeights`: workers have weights of different revisions",
     "WorkersScheduled": "every worker pod is scheduled on a node",
     "PipelinesFormed": "every desired pipeline serves",
     "MasterServing": "the engine master accepts requests",

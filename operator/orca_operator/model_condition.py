@@ -1,4 +1,4 @@
-"""The condition ModelReady: whether pods of the spec's revision have the model. Pure.
+"""The condition ModelReady: whether pods of the spec's revision have the model, and all the same weights. Pure.
 
 A download is known by its init container. A model of another source is there, or its pods show why they do not start.
 """
@@ -9,7 +9,7 @@ from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.api import Spec
-from orca_operator.diagnose import FETCH_CONTAINER, View
+from orca_operator.diagnose import FETCH_CONTAINER, View, diagnose_report
 from orca_operator.manifests.model import model_source
 from orca_operator.observe import Object, container_statuses, name_of, runs
 
@@ -24,6 +24,10 @@ def model_ready(spec: Spec, view: View, revision: str, desired: int, reason: str
     for pod in view.observed.pods(revision=revision):
         diagnosis = view.diagnoses.get(name_of(pod))
         if diagnosis is not None and diagnosis.reason in FETCHING:
+            return False, diagnosis.reason.value, diagnosis.message
+    report = view.observed.reports.get(revision)
+    for diagnosis in diagnose_report(report) if report is not None else []:
+        if diagnosis.reason is Reason.DIFFERENT_WEIGHTS:
             return False, diagnosis.reason.value, diagnosis.message
     workers = view.observed.pods(names.WORKER, revision)
     if desired and model_source(spec).fetched and not any(map(_has_fetched, workers)):

@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     CERTIFICATE_NOT_READY = "CertificateNotReady"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
+    DIFFERENT_WEIGHTS = "DifferentWeights"
     INSUFFICIENT_GPU = "InsufficientGPU"
     POD_UNSCHEDULABLE = "PodUnschedulable"
     QUOTA_EXCEEDED = "QuotaExceeded"
@@ -52,6 +53,8 @@ DESCRIPTIONS: Mapping[Reason, str] = {
     "message names the Secret and the problem.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled.",
     Reason.MODEL_DOWNLOAD_FAILED: "The model cannot be downloaded.",
+    Reason.DIFFERENT_WEIGHTS: "Workers have weights of different revisions of the model. Together they would compute "
+    "wrong tokens.",
     Reason.INSUFFICIENT_GPU: "No node has the GPUs that a worker requests.",
     Reason.POD_UNSCHEDULABLE: "A pod cannot be scheduled, for another reason than GPUs.",
     Reason.QUOTA_EXCEEDED: "A pod or another object does not fit into a ResourceQuota of the namespace.",

@@ -120,7 +120,14 @@ class LoadProgress(_message.Message):
     def __init__(self, loaded_bytes: _Optional[int] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelFacts(_message.Message):
-    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels", "deterministic", "quantization", "kv_cache_dtype", "attention_backend", "source")
+    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels", "deterministic", "quantization", "kv_cache_dtype", "attention_backend", "source", "file_digest")
+    class FileDigestEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +140,7 @@ class ModelFacts(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     digest: str
     vocabulary_size: int
     max_model_len: int
@@ -145,7 +153,8 @@ class ModelFacts(_message.Message):
     kv_cache_dtype: str
     attention_backend: str
     source: str
-    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+    file_digest: _containers.ScalarMap[str, str]
+    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., source: _Optional[str] = ..., file_digest: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("epoch", "master")
@@ -406,7 +415,7 @@ class StageTiming(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., partition: _Optional[int] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., graphs_refused: _Optional[bool] = ...) -> None: ...
 
 class Fault(_message.Message):
-    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory", "outside", "lost_rank")
+    __slots__ = ("message", "kind", "epoch", "partition", "tensor_rank", "out_of_memory", "outside", "lost_rank", "mixed_weights")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +424,7 @@ class Fault(_message.Message):
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     LOST_RANK_FIELD_NUMBER: _ClassVar[int]
+    MIXED_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     message: str
     kind: FaultKind
     epoch: int
@@ -423,7 +433,8 @@ class Fault(_message.Message):
     out_of_memory: bool
     outside: bool
     lost_rank: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., outside: _Optional[bool] = ..., lost_rank: _Optional[_Iterable[int]] = ...) -> None: ...
+    mixed_weights: bool
+    def __init__(self, message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., outside: _Optional[bool] = ..., lost_rank: _Optional[_Iterable[int]] = ..., mixed_weights: _Optional[bool] = ...) -> None: ...
 
 class Departure(_message.Message):
     __slots__ = ("partition",)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
 from orca_master.engine import pipeline_set, supervisor
 from orca_master.engine.config import EngineConfig, WorkerOwner
@@ -158,5 +159,69 @@ def test_workers_that_the_engine_owns_are_shut_down_at_the_end(owner, call):
         await pipelines.end()
         await pipelines.disconnect("the test ends")
         assert [cluster.newest(name).calls for name in "ab"] == [[call], [call]]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (pb.ModelFacts(source="new"), "fetched revisions old and new"),
+        (pb.ModelFacts(file_digest={"0": "y"}), "0 x and y"),
+    ],
+)
+def test_a_pipeline_with_other_weights_does_not_serve_beside_another(monkeypatch, facts, what):
+    """It would give other answers to the same prompts. When no other pipeline serves, it serves."""
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.001)
+    weights = {"a": pb.ModelFacts(source="old", file_digest={"0": "x"}), "b": facts}
+    losses, brought = [], []
+
+    async def scene(pipelines, cluster):
+        cluster.on_made = lambda workers: workers.facts.MergeFrom(weights[workers.spec.id])
+        cluster.refusals["b"] = [WorkerLostError("later than a")]
+
+        async def bring(workers):
+            brought.append(workers.spec.id)
+
+        monkeypatch.setattr(pipelines.adapters, "bring", bring)
+        pipelines._listener.on_failure = lambda _, error: losses.append(error)
+        pipelines.begin(CONFIG)
+        while len(losses) < 3:
+            await asyncio.sleep(0)
+        assert list(pipelines.serving) == ["a"]
+        assert brought == ["a"], "the other is not formed in vain, each second anew"
+        assert str(losses[-1]).startswith(
+            f"pipeline a and pipeline b have different weights or settings of the model ({what})"
+        )
+        assert pipelines.reports[1].last_failure.reason is Reason.DIFFERENT_WEIGHTS
+        cluster.refusals["a"] = [WorkerLostError("its pods are replaced") for _ in range(3)]
+        cluster.newest("a").lose(WorkerLostError("its node is lost"))
+        while list(pipelines.serving) != ["b"]:
+            await asyncio.sleep(0)
+        weights["a"] = facts
+        while not pipelines.all_serve:
+            await asyncio.sleep(0)
+
+    play(scene)
+
+
+def test_of_two_pipelines_that_form_at_the_same_time_one_serves(monkeypatch):
+    """Both had been compared with those that served before."""
+    losses, gate = [], asyncio.Event()
+
+    async def scene(pipelines, cluster):
+        async def bring(workers):
+            await gate.wait()
+
+        monkeypatch.setattr(pipelines.adapters, "bring", bring)
+        cluster.on_made = lambda workers: workers.facts.MergeFrom(pb.ModelFacts(source=workers.spec.id))
+        pipelines._listener.on_failure = lambda _, error: losses.append(error)
+        pipelines.begin(CONFIG)
+        while {report.phase for report in pipelines.reports} != {PipelinePhase.FORMING}:
+            await asyncio.sleep(0)
+        gate.set()
+        while not losses:
+            await asyncio.sleep(0)
+        assert list(pipelines.serving) == ["a"]
 
     play(scene)

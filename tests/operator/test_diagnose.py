@@ -161,7 +161,7 @@ def test_a_ready_or_ending_pod_has_no_cause():
     "reason",
     [
         Reason.ENGINE_STALLED, Reason.COMMUNICATOR_ERROR, Reason.RENDEZVOUS_TIMEOUT, Reason.WORKER_OOM_KILLED,
-        Reason.INVALID_SPEC, Reason.WORKER_CRASH_LOOP,
+        Reason.INVALID_SPEC, Reason.WORKER_CRASH_LOOP, Reason.DIFFERENT_WEIGHTS,
     ],
 )  # fmt: skip
 def test_what_the_master_says(reason):

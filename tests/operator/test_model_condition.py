@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from orca_contract.reasons import Reason
+from orca_contract.state import PipelinePhase
 from orca_operator import names
 from orca_operator.diagnose import look
 from orca_operator.manifests.model import FETCH_CONTAINER
 from orca_operator.model_condition import model_ready
 from orca_operator.observe import Object, Observed
-from support.orcadeployments import MINIMAL, NOW, context, pod
+from support.orcadeployments import MINIMAL, NOW, context, pod, report
 
 FETCHED = context({"model": {"uri": "hf://a/b"}})
 REASON = "PodUnschedulable"
@@ -64,3 +66,16 @@ def test_a_revision_without_workers_is_not_said_to_lack_the_model(pods, message)
 def test_nothing_is_to_be_downloaded(deployment, desired):
     view = look(Observed(), NOW)
     assert model_ready(deployment.spec, view, deployment.revision, desired, REASON)[:2] == (True, "Present")
+
+
+@pytest.mark.parametrize("phase", [PipelinePhase.RECOVERING, PipelinePhase.SERVING])
+def test_workers_with_different_weights_do_not_have_the_model(phase):
+    """Until their pipeline serves; the message is the master's."""
+    said = report(FETCHED, phase, reason=Reason.DIFFERENT_WEIGHTS.value, message="partition 0 and partition 1 differ")
+    view = look(Observed((pod(FETCHED),), {FETCHED.revision: said}), NOW)
+    holds, reason, message = model_ready(FETCHED.spec, view, FETCHED.revision, 1, REASON)
+    if phase is PipelinePhase.SERVING:
+        assert (holds, reason) == (True, "Present")
+    else:
+        assert (holds, reason) == (False, "DifferentWeights")
+        assert "partition 0 and partition 1 differ" in message

@@ -29,6 +29,7 @@ class Hub:
         self.without_digest: set[str] = set()
         self.sizes: dict[str, int] = {}
         self.token = ""
+        self.commit = COMMIT
         self.signature = ""
         """If set, large files are redirected to a URL with this query; "refused" is a signature that is refused."""
         hub = self
@@ -73,7 +74,7 @@ class Hub:
         if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
             return self.refuse(handler, 401, "RepoNotFound")
         if found := re.fullmatch(rf"/api/models/{REPOSITORY}/revision/(.+)", path):
-            if found[1] not in ("main", COMMIT):
+            if found[1] not in ("main", self.commit):
                 return self.refuse(handler, 404, "RevisionNotFound")
             siblings = []
             for name, content in self.files.items():
@@ -84,8 +85,10 @@ class Hub:
                     del sibling["blobId"]
                 sibling["size"] = self.sizes.get(name, sibling["size"])
                 siblings.append(sibling)
-            return self.send(handler, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode(), {})
-        if found := re.fullmatch(rf"(/storage|/{REPOSITORY}/resolve/{COMMIT})/(.+)", path):
+            return self.send(
+                handler, json.dumps({"id": REPOSITORY, "sha": self.commit, "siblings": siblings}).encode(), {}
+            )
+        if found := re.fullmatch(rf"(/storage|/{REPOSITORY}/resolve/{self.commit})/(.+)", path):
             return self.answer_file(handler, found[2], body, is_redirected=found[1] == "/storage")
         return self.refuse(handler, 404, "RepoNotFound")
 
@@ -99,14 +102,14 @@ class Hub:
 
     def redirect(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         headers = {
-            "Location": f"{self.url}/storage/{name}?X-Signature={self.signature}", "X-Repo-Commit": COMMIT,
+            "Location": f"{self.url}/storage/{name}?X-Signature={self.signature}", "X-Repo-Commit": self.commit,
             "X-Linked-Size": str(len(self.files[name])), "X-Linked-ETag": f'"{self.etag(name)}"',
         }  # fmt: skip
         self.send(handler, b"", headers, status=302)
 
     def send_file(self, handler: BaseHTTPRequestHandler, name: str, body: bool) -> None:
         content = self.files[name]
-        headers = {"ETag": f'"{self.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{self.etag(name)}"', "X-Repo-Commit": self.commit, "Accept-Ranges": "bytes"}
         if not body:
             return self.send(handler, content, headers, body=False)
         if self.damaged.get(name, 0):

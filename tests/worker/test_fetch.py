@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from orca_protos import engine_pb2 as pb
 from orca_protos.model_files import TOKENIZER_BYTES
+from orca_worker.errors import FaultError
 from orca_worker.fetch_hub import _download_resumed
-from orca_worker.model_config import source_digest
+from orca_worker.model_identity import compared_files, source_digest
 from orca_worker.weight_headers import INDEX
 from support.hub import COMMIT, REPOSITORY, Hub
 from support.served import eventually
@@ -177,9 +179,49 @@ def test_the_files_of_a_revision_name_it(hub, tmp_path):
     assert source_digest(tmp_path / "one") == first, "other pods may share the folder"
     hub.files["model-layer0.safetensors"] = os.urandom(300_000)
     assert source_of("two", "--partition", "1/2") != first
+
+
+def test_a_download_that_failed_leaves_no_weights_that_are_taken_for_those_of_its_revision(hub, tmp_path):
+    assert fetch(hub, tmp_path / "model")[0] == 0
+    own = {"model-layer0.safetensors", "model-embeddings.safetensors"}
+    request = pb.LoadRequest(model_path=str(tmp_path / "model"))
+    assert compared_files(request, own, own) == {}
+    hub.files["model-layer0.safetensors"] = os.urandom(300_000)
     hub.files["tokenizer.json"] = b"x" * (TOKENIZER_BYTES + 1)
-    assert fetch(hub, tmp_path / "two", "--partition", "1/2")[0] == 1
-    assert source_digest(tmp_path / "two") == "", "a download that failed leaves no revision"
+    assert fetch(hub, tmp_path / "model", "--partition", "1/2")[0] == 1
+    with pytest.raises(FaultError, match=r"model-layer0\.safetensors is not of the revision"):
+        compared_files(request, own, own)
+
+
+def test_workers_whose_weights_are_being_replaced_do_not_load_them(hub, tmp_path):
+    """A pod fetches a new revision into a volume, while the worker of another pod is restarted."""
+    own, folder = {"model-layer0.safetensors", "model-embeddings.safetensors"}, tmp_path / "model"
+    request = pb.LoadRequest(model_path=str(folder))
+    assert fetch(hub, folder)[0] == 0
+    first = source_digest(folder)
+    hub.files |= {name: os.urandom(300_000) for name in own}
+    hub.stall_after["model-embeddings.safetensors"] = 1000
+    fetching = subprocess.Popen(command(folder), env=environment_of(hub, folder), stderr=subprocess.DEVNULL)
+    try:
+        assert hub.stalled.wait(60)
+        assert source_digest(folder) not in ("", first)
+        with pytest.raises(FaultError, match="is not of the revision"):
+            compared_files(request, own, own)
+    finally:
+        fetching.kill()
+        fetching.wait()
+    assert fetch(hub, folder, "--partition", "0/2")[0] == 0
+    assert compared_files(request, own, own) == {}
+
+
+def test_a_commit_names_the_files_for_which_the_hub_publishes_no_digest(hub, tmp_path):
+    hub.without_digest = {"config.json"}
+    sources = []
+    for commit in ("a" * 40, "b" * 40, "a" * 40):
+        hub.commit = commit
+        assert fetch(hub, tmp_path / "model", "--partition", "0/2")[0] == 0
+        sources.append(source_digest(tmp_path / "model"))
+    assert sources[0] == sources[2] != sources[1]
 
 
 def test_pods_that_share_a_volume_download_once(hub, tmp_path):

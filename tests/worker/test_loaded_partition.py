@@ -19,7 +19,8 @@ from orca_worker import loaded_partition
 from orca_worker.errors import ModelError
 from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
-from orca_worker.model_config import SOURCE_FILE, read_model_config, source_digest
+from orca_worker.model_config import read_model_config
+from orca_worker.model_identity import SOURCE_FILE, source_digest
 from support.checkpoints import VARIANTS
 from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.paged_varlen import fake_flash_attention

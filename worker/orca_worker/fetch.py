@@ -22,12 +22,12 @@ from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
 from orca_worker.fetch_source import TEMPLATES, FetchError, RemoteFile, Source, redact, without_queries
-from orca_worker.model_config import SOURCE_FILE, read_model_config
+from orca_worker.model_config import read_model_config
+from orca_worker.model_identity import SOURCE_FILE, VERIFIED
 from orca_worker.weight_headers import INDEX, SINGLE, read_index
 
 logger = logging.getLogger(__name__)
 
-VERIFIED = ".orca-verified.json"
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
 """File names that are downloaded: no folders but that of TOOL_TEMPLATE, and no leading dot (files of this program)."""
@@ -66,10 +66,13 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     files = source.list()
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
-    listed = json.dumps({name: files[name].identity for name in sorted(files) if WEIGHTS.match(name) or name in READ})
-    source_file = folder / SOURCE_FILE
-    if weights and source_file.exists() and source_file.read_text() != listed:  # else it is true for the other pods
-        source_file.unlink()
+    if weights:  # before the first file, so that the workers of other pods notice that theirs are older
+        listed = {
+            name: file.identity or [file.size, file.version]
+            for name, file in sorted(files.items())
+            if WEIGHTS.match(name) or name in READ
+        }
+        _replace(folder / SOURCE_FILE, json.dumps(listed))
     names = []
     for name in sorted(name for name in files if _is_text(name)):
         if (size := files[name].size) > TOKENIZER_BYTES:
@@ -86,8 +89,6 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
             _download(source, folder, files[name])
         names += weight_names
     _remove_others(folder, files)
-    if weights:
-        _replace(source_file, listed)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
     if unverifiable:

@@ -56,7 +56,10 @@ class Hub:
             info = HfApi().model_info(self._repository, revision=self._revision, files_metadata=True)
         self._commit = info.sha or self._revision
         self._siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
-        return {name: RemoteFile(name, sibling.size or 0, _digest(sibling)) for name, sibling in self._siblings.items()}
+        return {
+            name: RemoteFile(name, sibling.size or 0, _digest(sibling), self._commit)
+            for name, sibling in self._siblings.items()
+        }
 
     def download(self, file: RemoteFile, path: Path) -> None:
         """Download one file, again if its digest is wrong."""

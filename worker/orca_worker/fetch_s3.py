@@ -54,7 +54,10 @@ class Bucket:
         with self._errors():
             folders = [obstore.list_with_delimiter(self._store, prefix) for prefix in (None, TEMPLATES)]
         objects = [each for folder in folders for each in folder["objects"]]
-        return {each["path"]: RemoteFile(each["path"], each["size"], each["e_tag"]) for each in objects}
+        return {
+            each["path"]: RemoteFile(each["path"], each["size"], each["e_tag"], each["last_modified"].isoformat())
+            for each in objects
+        }
 
     def download(self, file: RemoteFile, path: Path) -> None:
         """Download one object in pieces, those that an earlier process has not downloaded."""

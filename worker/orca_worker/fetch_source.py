@@ -31,11 +31,15 @@ class FetchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """`size` in bytes; `identity` changes with the content, None if the source publishes nothing of this kind."""
+    """`size` in bytes; `identity` changes with the content, None if the source publishes nothing of this kind.
+
+    `version` changes at least when the content does: a commit, or the time of the last change.
+    """
 
     name: str
     size: int
     identity: str | None
+    version: str = ""
 
 
 class Source(Protocol):

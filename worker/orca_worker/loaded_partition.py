@@ -24,7 +24,8 @@ from orca_worker.devices import rank_device
 from orca_worker.errors import ModelError
 from orca_worker.fused_sampler import FusedSampler
 from orca_worker.load_request import attention_backend, kv_cache_dtype, quantization
-from orca_worker.model_config import load_digest, read_model_config, source_digest
+from orca_worker.model_config import load_digest, read_model_config
+from orca_worker.model_identity import source_digest
 from orca_worker.models.family import ModelConfig, ModelPartition, PartitionSpec
 from orca_worker.models.parts import build
 from orca_worker.sampler import Sampler, TorchSampler

@@ -41,10 +41,15 @@ CPU_SECONDS = 15
 
 
 class CheckedModel(NamedTuple):
-    """The configuration of a model, and the bytes of the tensors of the checked partitions, tensor by tensor."""
+    """The configuration of a model, and the bytes of the tensors of the checked partitions, tensor by tensor.
+
+    `files`: names of the files with weights of the whole model; `own_files`: those of the checked partitions.
+    """
 
     config: ModelConfig
     num_bytes: int
+    files: frozenset[str]
+    own_files: frozenset[str]
 
 
 def check_model(
@@ -88,7 +93,8 @@ def check_model(
     config.check_length(max_model_len)
     _check_tables(folder, config, max_model_len or config.max_positions, weights.num_bytes())
     read_adapters(adapters, config, weights.file_of)
-    return CheckedModel(config, sum(sizes.values()))
+    own_files = frozenset(weights.file_of[name] for name in sizes)
+    return CheckedModel(config, sum(sizes.values()), frozenset(weights.file_of.values()), own_files)
 
 
 def _check_described(folder: Path, name: str, stored: Container[str], weight_format: WeightFormat | None) -> None:

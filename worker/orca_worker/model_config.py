@@ -16,6 +16,7 @@ from orca_worker.adapter_files import CONFIG, WEIGHTS
 from orca_worker.config_schema import ArchitectureFile
 from orca_worker.errors import ModelError
 from orca_worker.load_request import has_draft_model
+from orca_worker.model_identity import source_digest
 from orca_worker.models import FAMILIES
 from orca_worker.models.family import ModelConfig
 from orca_worker.quantized_checkpoints.quantization_config import FIELD, read_weight_format
@@ -40,18 +41,6 @@ def read_model_config(model_path: Path) -> ModelConfig:
         raise ModelError(str(error)) from error
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-SOURCE_FILE = ".orca-source.json"
-"""Written by `orca fetch` when a folder is complete: names and digests of the weights and settings at the source."""
-
-
-def source_digest(model_path: Path) -> str:
-    """Return the digest of SOURCE_FILE; "" without the file: all workers read a folder that nobody has fetched."""
-    try:
-        return hashlib.sha256((model_path / SOURCE_FILE).read_bytes()).hexdigest()[:16]
-    except FileNotFoundError:
-        return ""
 
 
 def load_digest(request: pb.LoadRequest) -> str:

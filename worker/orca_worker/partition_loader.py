@@ -6,7 +6,7 @@ The modules that check a model import pydantic. They are imported by the first l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -56,6 +56,7 @@ class PartitionLoader:
         from orca_worker.load_request import check_request, quantization
         from orca_worker.model_check import check_model
         from orca_worker.model_config import load_digest
+        from orca_worker.model_identity import compared_files
 
         check_request(request)
         path = Path(request.model_path)
@@ -74,9 +75,14 @@ class PartitionLoader:
             )
             num_bytes = model.num_bytes + await asyncio.to_thread(_check_draft_model, request)
             digest = await asyncio.to_thread(load_digest, request)
-            same = self.request == request and self.facts and self.facts.digest == digest
+            facts = self.facts
+            same = self.request == request and facts is not None and facts.digest == digest
+            if same and facts is not None:
+                files: Mapping[str, str] = facts.file_digest
+            else:
+                files = await asyncio.to_thread(compared_files, request, model.files, model.own_files)
             ranks = await (self._living_ranks(request) if same else self._empty_ranks(request))
-            async for progress in self._load(ranks, request, digest):
+            async for progress in self._load(ranks, request, digest, files):
                 progress.total_bytes = num_bytes
                 yield progress
             yield pb.LoadProgress(facts=self.facts)
@@ -142,8 +148,13 @@ class PartitionLoader:
             self.ranks = kept
         return kept
 
-    async def _load(self, ranks: Ranks, request: pb.LoadRequest, digest: str) -> AsyncIterator[pb.LoadProgress]:
-        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end."""
+    async def _load(
+        self, ranks: Ranks, request: pb.LoadRequest, digest: str, files: Mapping[str, str]
+    ) -> AsyncIterator[pb.LoadProgress]:
+        """Load into the processes of `ranks` that are empty; yield progress, set request and facts at the end.
+
+        `files`: ModelFacts.file_digest.
+        """
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
         try:
@@ -156,6 +167,7 @@ class PartitionLoader:
             raise
         if self.ranks is not ranks:
             raise EpochError("another load has begun")
+        progress.facts.file_digest.update(files)
         self.request, self.facts = request, progress.facts
 
 

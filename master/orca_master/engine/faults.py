@@ -59,6 +59,7 @@ def lost_worker(fault: pb.Fault, address: str) -> WorkerLostError:
     if fault.kind in (pb.FAULT_KIND_CONSEQUENCE, pb.FAULT_KIND_UNSPECIFIED):
         evidence = Evidence.CONSEQUENCE if fault.HasField("tensor_rank") else Evidence.GONE
     reason = Reason.WORKER_OOM_KILLED if fault.out_of_memory else None
+    reason = Reason.DIFFERENT_WEIGHTS if fault.mixed_weights else reason
     return WorkerLostError(f"worker {address}: {fault.message}", reason, address, evidence, fault.outside)
 
 

@@ -1,9 +1,12 @@
-"""`load_requests`: what each worker of a pipeline loads; `check_applied`, `common_facts`: whether it has."""
+"""`load_requests`: what each worker of a pipeline loads; `check_applied`: whether it has; `common_facts`, `difference`:
+whether all have loaded the same model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orca_contract.reasons import Reason
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
@@ -44,19 +47,43 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
 
 
 def common_facts(workers: Sequence[str], facts: Sequence[pb.ModelFacts]) -> pb.ModelFacts:
-    """Return the facts that the workers of a pipeline, at these addresses, have in common.
+    """Return the facts of a pipeline with workers at these addresses: those of the first, and the files of all.
 
-    Raises WorkerLostError if they have fetched different revisions of the model: new pods fetch the same one.
+    Raises WorkerLostError if two of them have different weights.
     """
-    sources = {each.source: worker for worker, each in zip(workers, facts, strict=True) if each.source}
-    if len(sources) > 1:
-        raise WorkerLostError(
-            f"workers {' and '.join(sources.values())} have different revisions of the model: name a commit in "
-            "spec.model.revision, and replace the pods",
-            worker=next(iter(sources.values())),
-            outside=True,
-        )
-    return facts[0]
+    common = pb.ModelFacts()
+    common.CopyFrom(facts[0])
+    for partition, each in enumerate(facts):
+        if difference(common, each):
+            other = next(place for place in range(partition) if difference(facts[place], each))
+            raise different_weights(
+                f"partition {other} (worker {workers[other]})",
+                f"partition {partition} (worker {workers[partition]})",
+                difference(facts[other], each),
+                workers[partition],
+            )
+        common.source = common.source or each.source
+        common.file_digest.update(each.file_digest)
+    return common
+
+
+def difference(first: pb.ModelFacts, second: pb.ModelFacts) -> str:
+    """Return which weights or settings of two workers or pipelines differ, as far as both report them; "" if none."""
+    if first.source and second.source and first.source != second.source:
+        return f"fetched revisions {first.source} and {second.source}"
+    for name in sorted(first.file_digest.keys() & second.file_digest.keys()):
+        if first.file_digest[name] != second.file_digest[name]:
+            return f"{name} {first.file_digest[name]} and {second.file_digest[name]}"
+    return ""
+
+
+def different_weights(first: str, second: str, what: str, worker: str) -> WorkerLostError:
+    """Return the error for two parts of an engine that would compute other tokens from the same prompt."""
+    message = (
+        f"{first} and {second} have different weights or settings of the model ({what}): name a commit in "
+        "spec.model.revision, or an image by its digest, or change spec.restart.id, after which new pods load the same"
+    )
+    return WorkerLostError(message, Reason.DIFFERENT_WEIGHTS, worker, outside=True)
 
 
 def check_applied(worker: str, request: pb.LoadRequest, facts: pb.ModelFacts) -> None:

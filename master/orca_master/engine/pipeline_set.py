@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import PipelineReport
-from orca_contract.topology import Topology
+from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
+from orca_master.engine.load_request import difference, different_weights
 from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.runtime_adapters import RuntimeAdapters
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
-from orca_master.engine.workers import MakeWorkers, formed_pipeline
+from orca_master.engine.workers import MakeWorkers, PipelineWorkers, formed_pipeline
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.request import Request
 
@@ -108,11 +110,22 @@ class PipelineSet:
                     config,
                     self._listener,
                     self._make_workers,
-                    complete=self.adapters.bring,
+                    partial(self._check_weights, spec),
+                    partial(self._complete, spec),
                 )
                 self._supervisors[spec.id] = supervisor
                 supervisor.begin()
                 self._listener.on_change()
+
+    def _check_weights(self, spec: PipelineSpec, workers: PipelineWorkers) -> None:
+        """Raise WorkerLostError if another pipeline serves with other weights than the workers of `spec` have."""
+        for other in self.serving.values():
+            if what := difference(other.workers.facts, workers.facts):
+                raise different_weights(f"pipeline {other.id}", f"pipeline {spec.id}", what, spec.workers[0])
+
+    async def _complete(self, spec: PipelineSpec, workers: PipelineWorkers) -> None:
+        await self.adapters.bring(workers)
+        self._check_weights(spec, workers)  # another pipeline may have begun to serve meanwhile
 
     def check(self, topology: Topology, num_requests: int) -> None:
         """Raise an error if the present topology must not become `topology` while the engine runs.

@@ -38,8 +38,7 @@ from orca_master.engine.faults import WorkerLostError, closest, departing, stall
 from orca_master.engine.iteration_watch import IterationWatch
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.phases import DEFAULT_REASONS, TRANSITIONS
-from orca_master.engine.pipeline import Pipeline
-from orca_master.engine.workers import MakeWorkers, PipelineWorkers, complete_as_formed
+from orca_master.engine.workers import MakeWorkers, PipelineWorkers
 from orca_master.errors import ConfigurationError
 from orca_master.scheduling.batch import Batch
 
@@ -53,7 +52,8 @@ NO_PROGRESS = (False, -1, 0)
 class PipelineSupervisor:
     """Forms the pipeline of `spec`, sends iterations to its workers, and forms a lost pipeline again.
 
-    `complete` is the last step of a formation; it raises what `form` raises.
+    `check` is called when the workers have loaded, `complete` is the last step of a formation. Both raise what `form`
+    raises.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class PipelineSupervisor:
         topology: Topology,
         config: EngineConfig,
         listener: PipelineListener,
-        make_workers: MakeWorkers = Pipeline,
-        complete: Callable[[PipelineWorkers], Awaitable[None]] = complete_as_formed,
+        make_workers: MakeWorkers,
+        check: Callable[[PipelineWorkers], None],
+        complete: Callable[[PipelineWorkers], Awaitable[None]],
     ) -> None:
         self.spec = spec
         self.id = spec.id
@@ -72,7 +73,7 @@ class PipelineSupervisor:
         self._topology = topology
         self._config = config
         self._make_workers = make_workers
-        self._complete = complete
+        self._check, self._complete = check, complete
         self._listener = listener
         self.has_served = config.restarted
         """True if a failure is the loss of workers that have served."""
@@ -87,7 +88,7 @@ class PipelineSupervisor:
         self.departure: WorkerLostError | None = None
         """While the pipeline serves: names the first of its workers that got a signal to end."""
         self._in_flight: deque[tuple[int, Batch]] = deque()
-        self.watch = IterationWatch(config.fixed_stall_timeout, self._on_stall)
+        self.watch = IterationWatch(config.fixed_stall_timeout, lambda seconds: self.give_up(stalled(seconds)))
         self._broken: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         """Resolves to the error that ends the state Serving."""
         self._task: asyncio.Task[None] | None = None
@@ -268,11 +269,10 @@ class PipelineSupervisor:
         # The requests can continue on other pipelines now, while the cause is still awaited here.
         return closest([*own, *await self.workers.reported_until_conclusive()])
 
-    def _on_stall(self, seconds: float) -> None:
-        self.give_up(stalled(seconds))
-
     def _enter(self, state: PipelinePhase) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
+        if state is PipelinePhase.FORMING:
+            self._check(self.workers)
         self.state = state
         self._publish()
         reached = (state is PipelinePhase.FORMING, self.workers.num_loaded, self.workers.loaded_bytes.done)

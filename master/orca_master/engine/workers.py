@@ -71,10 +71,6 @@ class PipelineWorkers(Protocol):
         """See Pipeline.close."""
 
 
-async def complete_as_formed(_: PipelineWorkers) -> None:
-    """Serve with workers as they were formed."""
-
-
 MakeWorkers = Callable[[PipelineSpec, Topology, EngineConfig], PipelineWorkers]
 
 

@@ -1,0 +1,119 @@
+"""Identities of the files that a worker loads, by which the master detects workers with different weights.
+
+`orca fetch` leaves two records in a folder: SOURCE_FILE with the files of the revision at the source, VERIFIED with the
+files that lie in the folder. A volume that pods share may have files of two revisions: a pod fetches the weights of its
+own partition only. Files that nobody has fetched are compared by samples, because reading all weights takes minutes.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from orca_protos import engine_pb2 as pb
+from orca_protos.model_files import INDEX_BYTES, FileError, MissingFileError, open_file, read_object
+
+from orca_worker.adapter_files import CONFIG as ADAPTER_CONFIG
+from orca_worker.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
+from orca_worker.errors import FaultError, ModelError
+from orca_worker.weight_headers import INDEX, SINGLE
+
+SOURCE_FILE = ".orca-source.json"
+"""Written by `orca fetch`: names and identities of the weights and settings at the source."""
+VERIFIED = ".orca-verified.json"
+"""Written by `orca fetch`: names and identities of the files that it has downloaded, and verified if possible."""
+MOST_FILES = 1000
+"""Files of a folder that are compared."""
+SAMPLE_BYTES = 4096
+NUM_SAMPLES = 256
+"""Of all weight files together."""
+FEWEST_SAMPLES = 4
+"""Of a weight file."""
+DIGITS = 16
+"""Hexadecimal digits of an identity."""
+
+
+def source_digest(model_path: Path) -> str:
+    """Return the digest of SOURCE_FILE; "" without the file: nobody has fetched the folder."""
+    try:
+        return hashlib.sha256((model_path / SOURCE_FILE).read_bytes()).hexdigest()[:DIGITS]
+    except FileNotFoundError:
+        return ""
+
+
+def compared_files(request: pb.LoadRequest, files: Collection[str], own_files: Collection[str]) -> dict[str, str]:
+    """Return ModelFacts.file_digest for a model with the weights `files`, of which the worker needs `own_files`.
+
+    Raises FaultError if the folder was fetched and has files of two revisions, ModelError, OSError.
+    """
+    folder = Path(request.model_path)
+    if source_digest(folder):
+        _check_fetched(folder, own_files, request.partition)
+        digests = {}
+    else:
+        digests = file_digests(folder, ("config.json", *(() if SINGLE in files else (INDEX,))), files)
+    for adapter in request.adapter:
+        of_adapter = file_digests(Path(adapter.path), (ADAPTER_CONFIG,), (ADAPTER_WEIGHTS,))
+        digests |= {f"adapter {adapter.name}: {name}": digest for name, digest in of_adapter.items()}
+    return digests
+
+
+def _check_fetched(folder: Path, weights: Collection[str], partition: int) -> None:
+    """Raise FaultError if a file that a worker reads is of another revision than the one that SOURCE_FILE has."""
+    wanted, present = _record(folder / SOURCE_FILE), _record(folder / VERIFIED)
+    for name in ("config.json", *(() if SINGLE in weights else (INDEX,)), *sorted(weights)):
+        identity = wanted.get(name)
+        if isinstance(identity, str) and present.get(name, identity) != identity:
+            message = (
+                f"{folder}: {name} is not of the revision that was fetched last, into the same folder: name a commit "
+                "in spec.model.revision, or let new pods fetch the model again"
+            )
+            kind = pb.FAULT_KIND_CAUSE
+            raise FaultError(
+                pb.Fault(message=message, kind=kind, partition=partition, outside=True, mixed_weights=True)
+            )
+
+
+def file_digests(folder: Path, settings: Collection[str], weights: Collection[str]) -> dict[str, str]:
+    """Return the digest of each of these files that is there: of whole settings, of sizes and samples of weights.
+
+    Raises ModelError, OSError.
+    """
+    samples = max(FEWEST_SAMPLES, NUM_SAMPLES // max(1, len(weights)))
+    wanted = dict.fromkeys(sorted(weights)[:MOST_FILES], samples) | dict.fromkeys(settings, INDEX_BYTES // SAMPLE_BYTES)
+    digests = {}
+    for name, num_samples in wanted.items():
+        try:
+            digests[name] = _sampled(folder, name, num_samples)
+        except MissingFileError:
+            continue  # only other partitions need it
+        except FileError as error:
+            raise ModelError(str(error)) from error
+    return digests
+
+
+def _sampled(folder: Path, name: str, num_samples: int) -> str:
+    """Return a digest of a file's size and of samples at equal distances, from its start to its end."""
+    with open_file(folder, name) as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        digest = hashlib.sha256(str(size).encode())
+        if size <= num_samples * SAMPLE_BYTES:
+            digest.update(file.read(size))
+        else:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            for index in range(num_samples):
+                digest.update(os.pread(descriptor, SAMPLE_BYTES, (size - SAMPLE_BYTES) * index // (num_samples - 1)))
+    return digest.hexdigest()[:DIGITS]
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return the content of a record of `orca fetch`, empty without a readable one."""
+    try:
+        return read_object(path.parent, path.name, INDEX_BYTES)
+    except FileError:
+        return {}
