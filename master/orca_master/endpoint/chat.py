@@ -28,6 +28,7 @@ from orca_master.endpoint.openai_answers import (
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
+from orca_master.engine.request_limits import check_generates
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
 
@@ -193,6 +194,7 @@ async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest, owner: st
     `owner`: digest of the client's key.
     """
     endpoint.check(body.model, owner)
+    check_generates(endpoint.engine.status)
     endpoint.answers.check(body)
     tools, caller = body.tools if body.tool_names else (), endpoint.caller(owner)
     options = body.template_options

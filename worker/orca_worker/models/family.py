@@ -54,6 +54,8 @@ class ModelConfig(ABC):
     dtype: str
     weight_format: WeightFormat | None = None
     """How the checkpoint stores quantised weights; None: they are not quantised."""
+    embeds_only: bool = False
+    """True if the checkpoint is that of the model without a head. The head is then tied, and only tried."""
     tables: ClassVar[frozenset[str]] = frozenset()
     """Last names of the matrices that are no linear maps."""
     row_parallel: ClassVar[frozenset[str]] = frozenset()
