@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orca_worker.rows import LastTokens
     from orca_worker.tensor_parallel_group import TensorParallelGroup
 
+HEAD = "lm_head.weight"
 Named = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
 
@@ -70,6 +71,13 @@ class ModelConfig(ABC):
     @abstractmethod
     def build(self, parts: Parts) -> ModelPartition:
         """Read the weights of a partition and return its model; raise ModelError."""
+
+    def table(self, name: str, stored: Container[str] | Parts) -> str:
+        """Return the module of the embedding `name`: the head if a tied checkpoint has the values only there.
+
+        safetensors' `save_model` and accelerate keep the first of the names of one tensor, which is the head's.
+        """
+        return "lm_head" if self.tied_head and f"{name}.weight" not in stored and HEAD in stored else name
 
     def stored_tensors(
         self, partition: int, num_partitions: int, tensor_parallel_size: int, stored: Container[str]
