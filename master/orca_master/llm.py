@@ -26,7 +26,7 @@ from orca_contract.model_choices import (
     Device,
     Dtype,
     KvCacheDtype,
-    Pooling,
+    PoolingChoice,
     Quantization,
     backend_of,
     first_refusal,
@@ -68,6 +68,7 @@ from orca_master.llm_progress import UseTqdm, prompts_display
 from orca_master.loop_thread import LoopThread
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.pooling_file import pooling_of
 from orca_master.text.tokenizer import TextCodec
 
 CLOSED = "the LLM is closed"
@@ -92,7 +93,7 @@ class LLM:
         communication_backend: Backend | None = None,
         lora_modules: Mapping[str, str | Path] = MappingProxyType({}),
         speculative_model: str | Path | None = None,
-        embedding_pooling: Pooling = "last",
+        embedding_pooling: PoolingChoice = "auto",
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes the options in offline_config.py (`max_batch_size` …).
@@ -116,8 +117,8 @@ class LLM:
         adapters = adapter_folders(lora_modules, path.name)
         if speculative_model is not None and engine_config.speculative_tokens < 1:
             raise ConfigurationError("speculative_model: set speculative_tokens, the most tokens to draft")
-        if embedding_pooling not in get_args(Pooling):
-            choices = ", ".join(get_args(Pooling))
+        if embedding_pooling not in get_args(PoolingChoice):
+            choices = ", ".join(get_args(PoolingChoice))
             raise ConfigurationError(f"embedding_pooling: {embedding_pooling!r} is not one of {choices}")
         draft = None if speculative_model is None else Path(os.path.abspath(speculative_model))
         try:
@@ -150,12 +151,10 @@ class LLM:
             topology = local_topology(
                 spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
             )
-            codec = TextCodec(path)
+            codec, pooling = TextCodec(path), pooling_of(path, embedding_pooling)
 
             async def make() -> tuple[EngineThread, Endpoint]:
-                config = EndpointConfig(
-                    model_names=(path.name,), adapters=tuple(adapters), embedding_pooling=embedding_pooling
-                )
+                config = EndpointConfig(model_names=(path.name,), adapters=tuple(adapters), embedding_pooling=pooling)
                 thread = make_engine(topology, engine_config, Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 

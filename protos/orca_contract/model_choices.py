@@ -18,6 +18,8 @@ KvCacheDtype = Literal["auto", "int8"]
 """Type of cached keys and values; auto is that of the activations."""
 Pooling = Literal["last", "mean"]
 """Which tokens' activations, after the final norm, an embedding is the mean of: the last one's, or all of them."""
+PoolingChoice = Literal["auto", "last", "mean"]
+"""auto is that of the model's files."""
 MAX_ADAPTERS = 64
 """Most adapters of a model."""
 MAX_NAME_LENGTH = 256

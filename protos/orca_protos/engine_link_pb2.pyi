@@ -484,7 +484,7 @@ class HttpLimits(_message.Message):
     def __init__(self, max_header_bytes: _Optional[int] = ..., max_header_count: _Optional[int] = ..., max_body_bytes: _Optional[int] = ..., max_connections: _Optional[int] = ..., header_timeout: _Optional[float] = ..., body_timeout: _Optional[float] = ..., keep_alive_timeout: _Optional[float] = ..., write_timeout: _Optional[float] = ..., max_unread_bytes: _Optional[int] = ..., max_requests_per_connection: _Optional[int] = ..., handshake_timeout: _Optional[float] = ..., idle_seconds_when_full: _Optional[float] = ..., busy_seconds_when_full: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait", "drain_timeout", "adapters")
+    __slots__ = ("state", "failure", "draining", "vocabulary_size", "max_model_len", "num_slots", "progress", "max_queued_requests", "max_queued_tokens", "recovery", "expected_wait", "max_expected_wait", "drain_timeout", "adapters", "embeds_only")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +499,7 @@ class EngineStatus(_message.Message):
     MAX_EXPECTED_WAIT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     failure: str
     draining: bool
@@ -513,7 +514,8 @@ class EngineStatus(_message.Message):
     max_expected_wait: float
     drain_timeout: float
     adapters: _containers.RepeatedCompositeFieldContainer[ServedAdapter]
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[ServedAdapter, _Mapping]]] = ...) -> None: ...
+    embeds_only: bool
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., failure: _Optional[str] = ..., draining: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., max_queued_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., expected_wait: _Optional[float] = ..., max_expected_wait: _Optional[float] = ..., drain_timeout: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[ServedAdapter, _Mapping]]] = ..., embeds_only: _Optional[bool] = ...) -> None: ...
 
 class ServedAdapter(_message.Message):
     __slots__ = ("name", "number", "owner")

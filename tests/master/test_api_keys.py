@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -23,7 +24,7 @@ def config(*options: str):
     parser = argparse.ArgumentParser()
     for add in (add_model_options, add_engine_options, add_server_options):
         add(parser)
-    return endpoint_config(parser.parse_args(options), "m")
+    return endpoint_config(parser.parse_args(options), Path("m"), "m")
 
 
 def test_keys_of_all_sources_are_digests(tmp_path, monkeypatch):

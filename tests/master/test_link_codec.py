@@ -190,6 +190,7 @@ statuses = build(
     expected_wait=floats,
     max_expected_wait=floats,
     drain_timeout=floats,
+    embeds_only=st.booleans(),
     adapters=st.lists(build(ServedAdapter, name=texts, number=uint32, owner=texts), max_size=3).map(tuple),
 )
 float32s = st.floats(allow_nan=False, width=32)

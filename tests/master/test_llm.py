@@ -16,7 +16,7 @@ from orca_master.llm import LLM
     ("options", "words"),
     [
         ({"dtype": "fp16"}, "dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
-        ({"embedding_pooling": "cls"}, "embedding_pooling: 'cls' is not one of last, mean"),
+        ({"embedding_pooling": "cls"}, "embedding_pooling: 'cls' is not one of auto, last, mean"),
         ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
     ],
 )

@@ -74,6 +74,11 @@ def test_a_cache_of_integers_is_named():
     assert slots == "K/V slots: 8192 (512 blocks of 16), int8, as --kv-slots says; …"
 
 
+def test_a_model_without_a_head_is_named():
+    model, *_ = start_report(snapshot(replace(FORMED, embeds_only=True)), 0)
+    assert model == "model: llama, 32 layers, bfloat16, sequences of at most 4096 tokens, embeddings only"
+
+
 def test_what_older_workers_do_not_report_is_left_out():
     model, *others = start_report(snapshot(replace(FORMED, family="", kernels="", num_layers=1)), 0)
     assert model == "model: 1 layer, bfloat16, sequences of at most 4096 tokens"

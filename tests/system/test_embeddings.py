@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 import struct
 from array import array
+from pathlib import Path
 
 import httpx
 import openai
@@ -84,6 +86,64 @@ def test_activations_equal_those_of_transformers(variant, partitions, ranks, che
             harness.assert_nothing_held()
 
     asyncio.run(run())
+
+
+def headless(variant: str, path: Path) -> Path:
+    """Save the model of a variant without its head, as AutoModel does; with a tokenizer and no chat template."""
+    make_model(variant).base_model.save_pretrained(path / variant)
+    made = with_tokenizer(path / variant, path / "served")
+    (made / "chat_template.jinja").unlink()
+    return made
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("variant", ["llama-head80-untied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"])
+def test_models_without_a_head_embed_as_in_transformers(variant, partitions, worker_pool, tmp_path):
+    """LlamaModel and others in config.json, and names of tensors without a prefix."""
+    path, prompts = headless(variant, tmp_path), make_prompts(LENGTHS)
+    model = transformers.AutoModel.from_pretrained(path).eval()
+
+    async def run() -> None:
+        spec = topology(path, worker_pool.addresses(partitions, 1))
+        async with engine_over(spec, EngineConfig(max_batch_size=5, token_budget=100)) as harness:
+            sums = await pooled(harness, prompts, "x")
+        for index, prompt in enumerate(prompts):
+            with torch.inference_mode():
+                expected = model(torch.tensor([prompt])).last_hidden_state[0]
+            torch.testing.assert_close(sums[f"x-{index}-last"], expected[-1], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(sums[f"x-{index}-mean"], expected.sum(dim=0), atol=1e-3, rtol=1e-4)
+
+    asyncio.run(run())
+
+
+def test_a_model_without_a_head_is_served_with_its_own_pooling_and_generates_nothing(tmp_path):
+    path, (prompt,) = headless("mistral-gqa", tmp_path), make_prompts((33,))
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": folder} for kind, folder in kinds.items()]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    with torch.inference_mode():
+        hidden = transformers.AutoModel.from_pretrained(path).eval()(torch.tensor([prompt])).last_hidden_state[0]
+    messages = [{"role": "user", "content": "a"}]
+    with serve(path, "--dtype", "float32") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        answer = client.post("/v1/embeddings", json={"input": list(prompt)}).raise_for_status().json()
+        expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
+        torch.testing.assert_close(torch.tensor(answer["data"][0]["embedding"]), expected, atol=1e-4, rtol=0)
+        for route, body in (
+            ("completions", {"prompt": "a"}),
+            ("completions", {"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 0}),
+            ("completions", {"prompt": "a", "stream": True}),
+            ("chat/completions", {"messages": messages}),
+            ("messages", {"messages": messages, "max_tokens": 4}),
+            ("responses", {"input": "a"}),
+        ):
+            refused = client.post(f"/v1/{route}", json={"model": path.name, **body})
+            assert refused.status_code == 400, route
+            assert "no head and generates no text: only /v1/embeddings serves it" in refused.json()["error"]["message"]
+        (card,) = client.get("/v1/models").raise_for_status().json()["data"]
+        assert (card["id"], card["max_model_len"]) == (path.name, MAX_POSITIONS)
+        assert any("embeddings only" in line for line in server.log)
 
 
 @pytest.fixture(

@@ -14,7 +14,7 @@ from orca_protos.wire import PENDING_TOKEN
 from orca_worker.draft_model import MOST_UNREAD
 from orca_worker.errors import ModelError
 from orca_worker.stage import Stage
-from support.checkpoints import VOCABULARY, make_prompts
+from support.checkpoints import VOCABULARY, make_model, make_prompts
 
 TARGET, DRAFT = "gpt2-head64-tied", "llama-gqa-tied"
 BLOCKS = 8
@@ -237,6 +237,12 @@ def test_a_model_with_other_tokens_is_refused(checkpoint, tmp_path):
     llama_like("llama", 2, 64, tied=True, vocab_size=VOCABULARY + 2000).save_pretrained(path)
     with pytest.raises(ModelError, match=r"--speculative-model .*2211 tokens and the model 211: choose"):
         load(str(checkpoint(TARGET)), str(path))
+
+
+def test_a_model_without_a_head_is_refused(checkpoint, tmp_path):
+    make_model(DRAFT).base_model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"--speculative-model .*: it has no head and drafts no tokens"):
+        load(str(checkpoint(TARGET)), str(tmp_path))
 
 
 @pytest.mark.parametrize("difference", [-40, 40])

@@ -86,6 +86,13 @@ def test_the_template_for_requests_with_tools_is_fetched_into_its_folder(hub, tm
     assert [path.name for path in (tmp_path / "model" / "additional_chat_templates").iterdir()] == ["tool_use.jinja"]
 
 
+def test_the_pooling_of_embeddings_is_fetched_into_its_folder(hub, tmp_path):
+    hub.files |= {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "1_Pooling/README.md": b"other"}
+    assert fetch(hub, tmp_path / "model", "--without-weights")[0] == 0
+    assert [path.name for path in (tmp_path / "model" / "1_Pooling").iterdir()] == ["config.json"]
+    assert "modules.json" in present(tmp_path / "model")
+
+
 def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, tmp_path):
     """What is read from a folder depends on the names of the files in it."""
     folder = tmp_path / "model"

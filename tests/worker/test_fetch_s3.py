@@ -84,6 +84,15 @@ def test_the_template_for_requests_with_tools_is_fetched_into_its_folder(model, 
     assert "special_tokens_map.json" in present(tmp_path)
 
 
+def test_the_pooling_of_embeddings_is_fetched_into_its_folder(model, tmp_path):
+    for file in ("1_Pooling/config.json", "2_Dense/config.json"):
+        model.client.put_object(Bucket=NAME, Key=f"pooled/{file}", Body=b"{}")
+    model.client.put_object(Bucket=NAME, Key="pooled/config.json", Body=model.files["config.json"])
+    assert fetch(model, tmp_path, "--without-weights", uri=f"s3://{NAME}/pooled")[0] == 0
+    assert present(tmp_path) == {"config.json", "1_Pooling"}
+    assert (tmp_path / "1_Pooling" / "config.json").read_bytes() == b"{}"
+
+
 def test_a_worker_downloads_its_partition_and_a_master_no_weights(model, tmp_path):
     assert fetch(model, tmp_path / "master", "--without-weights")[0] == 0
     assert not list((tmp_path / "master").glob("*.safetensors"))

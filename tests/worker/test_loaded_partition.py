@@ -21,7 +21,7 @@ from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from orca_worker.model_identity import SOURCE_FILE, source_digest
-from support.checkpoints import VARIANTS
+from support.checkpoints import VARIANTS, make_model
 from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.paged_varlen import fake_flash_attention
 from torch.nn.attention.varlen import varlen_attn_out
@@ -56,6 +56,12 @@ def test_the_facts_name_the_quantization(checkpoint):
     path = checkpoint("llama-gqa-tied")
     assert load_partition(request(path, quantization="int8"), 0, lambda _: None).facts().quantization == "int8"
     assert load_partition(request(path), 0, lambda _: None).facts().quantization == ""
+
+
+def test_the_facts_name_a_model_without_a_head(checkpoint, tmp_path):
+    make_model("llama-gqa-tied").base_model.save_pretrained(tmp_path)
+    for path, embeds_only in ((tmp_path, True), (checkpoint("llama-gqa-tied"), False)):
+        assert load_partition(request(path), 0, lambda _: None).facts().embeds_only == embeds_only
 
 
 def test_the_facts_name_what_was_fetched(checkpoint, tmp_path):

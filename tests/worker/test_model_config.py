@@ -15,7 +15,7 @@ from orca_worker.model_config import read_model_config
 from safetensors.torch import load_file, save_file
 from support.partitions import PartitionedModel
 from support.variants import ONE_PER_FAMILY
-from transformers import AutoConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3Config
 
 CPU = torch.device("cpu")
 
@@ -49,6 +49,10 @@ def copy(checkpoint, tmp_path):
         ("gemma2-gqa-tied", {"query_pre_attn_scalar": 1e-300}, "query_pre_attn_scalar"),
         ("gemma2-gqa-tied", {"attn_logit_softcapping": 1e-300}, "attn_logit_softcapping"),
         ("gemma2-gqa-tied", {"sliding_window": None}, "sliding_window is 0 or null"),
+        ("llama-gqa-tied", {"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
+        ("llama-gqa-tied", {"architectures": ["MistralBiModel"]}, "architecture MistralBiModel is not supported"),
+        ("llama-gqa-tied", {"architectures": ["Model"]}, "architecture Model is not supported"),
+        ("qwen2-head80", {"architectures": ["Qwen2Model"], "is_causal": False}, "is_causal False is not supported"),
     ],
 )
 def test_a_config_that_is_not_supported_is_named(copy, variant, changes, message):
@@ -68,6 +72,27 @@ def test_attention_to_later_tokens_is_refused_in_every_family(copy, variant):
     edit(path, is_causal=False)
     with pytest.raises(ModelError, match=r"is_causal False is not supported: True is$"):
         read_model_config(path)
+
+
+@pytest.mark.parametrize("variant", sorted(ONE_PER_FAMILY))
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_the_model_without_a_head_of_each_family_only_embeds(copy, variant, prefixed, tmp_path):
+    """As AutoModel saves it, or with the names of the whole model's tensors; the table is read for both purposes."""
+    whole = copy(variant)
+    model = AutoModelForCausalLM.from_pretrained(whole)
+    path = tmp_path / "headless"
+    model.base_model.save_pretrained(path)
+    (name,) = json.loads((path / "config.json").read_text())["architectures"]
+    assert name == type(model.base_model).__name__
+    assert name.endswith("Model")
+    if prefixed:
+        weights = load_file(path / "model.safetensors")
+        weights = {f"{model.base_model_prefix}.{tensor}": values for tensor, values in weights.items()}
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+    edit(path, tie_word_embeddings=False)
+    config, original = check_model(path, 2, 1, 0, range(2)).config, read_model_config(whole)
+    assert config == replace(original, tied_head=True, embeds_only=True)
+    assert not original.embeds_only
 
 
 def test_older_rope_fields_mean_the_same(copy):

@@ -8,10 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from orca_protos import engine_pb2 as pb
 from orca_worker import runtime_adapters
 from orca_worker.errors import ModelError
 from orca_worker.runtime_adapters import checked_digest, read_runtime_adapter
+from safetensors.torch import load_file, save_file
+from support.checkpoints import VOCABULARY, make_model
 from support.lora import ATTENTION, make_adapter
 
 VARIANT = "llama-gqa-tied"
@@ -100,6 +103,20 @@ def test_blobs_of_a_cache_outside_the_folder_are_outside_too(tmp_path, made, che
     assert "link out of the folder of --enable-runtime-adapters" in refusal("main/x", request)
     request.runtime_adapters = str(tmp_path / "cache")
     assert checked_digest(pb.RuntimeAdapter(path="snapshots/main/x"), request)
+
+
+@pytest.mark.parametrize("headless", [False, True])
+def test_weights_of_a_head_are_refused(root, request_of, headless, tmp_path):
+    """Also of a model without a head."""
+    if headless:
+        make_model(VARIANT).base_model.save_pretrained(tmp_path / "model")
+        request_of.model_path = str(tmp_path / "model")
+    checked_digest(pb.RuntimeAdapter(number=1, name="x", path="sub/x"), request_of)
+    file = root / "sub" / "x" / "adapter_model.safetensors"
+    pair = {"lora_A": torch.ones(4, 96), "lora_B": torch.ones(VOCABULARY, 4)}
+    head = {f"base_model.model.lm_head.{name}.weight": values for name, values in pair.items()}
+    save_file({**load_file(file), **head}, file)
+    assert "lm_head.lora_A.weight' belongs to no linear map" in refusal("sub/x", request_of)
 
 
 def test_errors_of_files_name_them_below_the_folder(root, request_of):

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from orca_worker.checkpoint import Checkpoint
+from orca_worker.errors import ModelError
 from orca_worker.model_check import check_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
+from support.checkpoints import make_model
 from support.partitions import PartitionedModel
 from transformers import AutoModelForCausalLM
 
@@ -57,6 +59,32 @@ def test_a_model_saved_without_its_head_is_tied(num_partitions, ranks, checkpoin
     part = [(0, 0, TOKENS)]
     assert torch.equal(model.logits(model.iteration(part, 16)), expected.logits(expected.iteration(part, 16)))
     assert "lm_head.weight is missing: the embedding is the head" in caplog.text
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2])
+@pytest.mark.parametrize("variant", ["llama-gqa-tied", "gpt2-head64-tied"])
+def test_a_tied_tensor_may_have_the_name_of_the_head_only(variant, num_partitions, checkpoint, tmp_path):
+    """safetensors' `save_model` keeps the first name of a tensor with several."""
+    path = shutil.copytree(checkpoint(variant), tmp_path / "model")
+    save_model(make_model(variant), str(path / "model.safetensors"))
+    names = set(load_file(path / "model.safetensors"))
+    assert "lm_head.weight" in names
+    assert not names & {"model.embed_tokens.weight", "transformer.wte.weight"}
+    check_model(path, num_partitions, 1, 0, range(num_partitions))
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(path)(torch.tensor([TOKENS])).logits[0]
+    model = PartitionedModel(path, num_partitions)
+    logits = model.logits(model.iteration([(0, 0, TOKENS)], max_tokens=16))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_an_untied_checkpoint_without_its_embedding_is_incomplete(checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint("mistral-gqa"), tmp_path / "model")
+    weights = load_file(path / "model.safetensors")
+    del weights["model.embed_tokens.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"tensor model\.embed_tokens\.weight is missing"):
+        check_model(path, 1, 1, 0, range(1))
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ class DraftModel:
     def __init__(self, request: pb.LoadRequest, target: LoadedPartition, on_read: Callable[[int], None]) -> None:
         wanted = draft_request(request)
         config = read_model_config(Path(wanted.model_path))
+        if config.embeds_only:
+            raise ModelError(
+                f"--speculative-model {wanted.model_path}: it has no head and drafts no tokens: choose another model"
+            )
         if abs(config.vocabulary_size - target.config.vocabulary_size) > MOST_PADDING:
             raise ModelError(
                 f"--speculative-model {wanted.model_path}: it has {config.vocabulary_size} tokens and the model "

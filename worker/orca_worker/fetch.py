@@ -21,7 +21,7 @@ from orca_protos.command_line import OneLineParser, one_line
 from orca_protos.model_files import TOKENIZER_BYTES, FileError, quote
 
 from orca_worker.errors import ModelError
-from orca_worker.fetch_source import TEMPLATES, FetchError, RemoteFile, Source, redact, without_queries
+from orca_worker.fetch_source import POOLING, TEMPLATES, FetchError, RemoteFile, Source, redact, without_queries
 from orca_worker.model_config import read_model_config
 from orca_worker.model_identity import SOURCE_FILE, VERIFIED
 from orca_worker.weight_headers import INDEX, SINGLE, read_index
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 TEXT = re.compile(r"[\w-][\w. -]*\.(json|jinja|txt|model)\Z")
 WEIGHTS = re.compile(r"[\w-][\w. -]*\.safetensors\Z")
-"""File names that are downloaded: no folders but that of TOOL_TEMPLATE, and no leading dot (files of this program)."""
-TOOL_TEMPLATE = f"{TEMPLATES}/tool_use.jinja"
-"""Chat template for requests with tools."""
+"""File names that are downloaded: no folders but those of IN_FOLDERS, and no leading dot (files of this program)."""
+IN_FOLDERS = (f"{TEMPLATES}/tool_use.jinja", f"{POOLING}/config.json")
+"""Chat template for requests with tools, and the pooling of embeddings."""
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-        "special_tokens_map.json",
-        TOOL_TEMPLATE,
+        *("special_tokens_map.json", "modules.json"),
+        *IN_FOLDERS,
         INDEX,
     }
 )
@@ -97,7 +97,7 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
 
 def _is_text(name: str) -> bool:
     """Return True for a file to download that holds no weights."""
-    return name == TOOL_TEMPLATE or TEXT.match(name) is not None
+    return name in IN_FOLDERS or TEXT.match(name) is not None
 
 
 def _remove_others(folder: Path, files: Mapping[str, RemoteFile]) -> None:
@@ -148,7 +148,7 @@ def _download(source: Source, folder: Path, file: RemoteFile) -> None:
     path = folder / file.name
     if file.identity is not None and verified.get(file.name) == file.identity and path.is_file():
         return
-    path.parent.mkdir(exist_ok=True)  # TOOL_TEMPLATE has a folder
+    path.parent.mkdir(exist_ok=True)  # for IN_FOLDERS
     source.download(file, path)
     logger.info("%s: %d bytes", file.name, path.stat().st_size)
     if file.identity is not None:

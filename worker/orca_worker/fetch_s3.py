@@ -23,7 +23,7 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import S3Store
 
-from orca_worker.fetch_source import TEMPLATES, FetchError, RemoteFile
+from orca_worker.fetch_source import POOLING, TEMPLATES, FetchError, RemoteFile
 
 PIECE_BYTES = 16 << 20
 """Size of a request: a connection that breaks repeats at most one per thread."""
@@ -35,7 +35,7 @@ CAUSE = re.compile(r'\b(?:message|error): ("[^"]*"|\w+\(\s*\w+)')
 
 
 class Bucket:
-    """The objects of a bucket below a prefix, without those of deeper folders but TEMPLATES."""
+    """The objects of a bucket below a prefix, without those of deeper folders but TEMPLATES and POOLING."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
@@ -52,7 +52,7 @@ class Bucket:
     def list(self) -> dict[str, RemoteFile]:
         """Return the objects."""
         with self._errors():
-            folders = [obstore.list_with_delimiter(self._store, prefix) for prefix in (None, TEMPLATES)]
+            folders = [obstore.list_with_delimiter(self._store, prefix) for prefix in (None, TEMPLATES, POOLING)]
         objects = [each for folder in folders for each in folder["objects"]]
         return {
             each["path"]: RemoteFile(each["path"], each["size"], each["e_tag"], each["last_modified"].isoformat())

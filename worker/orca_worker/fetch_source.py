@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 TEMPLATES = "additional_chat_templates"
-"""Folder of a model with further chat templates, where transformers saves them: the only folder that is read."""
+"""Folder of a model with further chat templates, where transformers saves them."""
+POOLING = "1_Pooling"
+"""Folder of a model of embeddings with the pooling, where sentence-transformers saves it."""
 QUERY = re.compile(r"""(https?://[^\s?'"]*)\?[^\s'"]*""")
 
 

@@ -64,6 +64,7 @@ class LoadedPartition:
             kv_cache_dtype=self.request.kv_cache_dtype,
             attention_backend=self.request.attention_backend,
             source=source_digest(Path(self.request.model_path)),
+            embeds_only=self.config.embeds_only,
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:

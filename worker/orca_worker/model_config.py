@@ -17,7 +17,7 @@ from orca_worker.config_schema import ArchitectureFile
 from orca_worker.errors import ModelError
 from orca_worker.load_request import has_draft_model
 from orca_worker.model_identity import source_digest
-from orca_worker.models import FAMILIES
+from orca_worker.models import FAMILIES, without_head
 from orca_worker.models.family import ModelConfig
 from orca_worker.quantized_checkpoints.quantization_config import FIELD, read_weight_format
 
@@ -28,7 +28,8 @@ def read_model_config(model_path: Path) -> ModelConfig:
     try:
         raw = read_object(model_path, path.name, CONFIG_BYTES)
         name = checked(ArchitectureFile, raw, path).architectures[0]
-        schema = FAMILIES.get(name)
+        base = without_head(name)
+        schema = FAMILIES.get(base or name)
         if schema is None:
             raise ModelError(f"architecture {quote(name)[1:-1]} is not supported: {', '.join(FAMILIES)} are")
         off = {field: 0 for field in schema.off_if_null if field in raw and raw[field] is None}
@@ -36,7 +37,8 @@ def read_model_config(model_path: Path) -> ModelConfig:
         weight_format = read_weight_format(raw, path)
         if weight_format is not None and config.transposed and weight_format.method != "gptq":
             raise ModelError(f"{FIELD}: {weight_format.method} has no weights of family {config.family}, gptq has")
-        return replace(config, weight_format=weight_format)
+        tied = config.tied_head or bool(base)
+        return replace(config, weight_format=weight_format, embeds_only=bool(base), tied_head=tied)
     except FileError as error:
         raise ModelError(str(error)) from error
     except ModelError as error:

@@ -12,12 +12,10 @@ import logging
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from orca_worker.models.family import ModelConfig
+from orca_worker.models.family import HEAD, ModelConfig
 
 if TYPE_CHECKING:  # model_check.py runs without torch
     from orca_worker.checkpoint import Checkpoint
-
-HEAD = "lm_head.weight"
 
 logger = logging.getLogger(__name__)
 

@@ -46,6 +46,7 @@ def fill_status(message: pb.EngineStatus, status: EngineStatus) -> None:
     message.expected_wait = status.expected_wait
     message.max_expected_wait = status.max_expected_wait
     message.drain_timeout = status.drain_timeout
+    message.embeds_only = status.embeds_only
     for adapter in status.adapters:
         message.adapters.add(name=adapter.name, number=adapter.number, owner=adapter.owner)
 
@@ -76,4 +77,5 @@ def status_of(message: pb.EngineStatus) -> EngineStatus:
         message.max_expected_wait,
         message.drain_timeout,
         tuple(ServedAdapter(adapter.name, adapter.number, adapter.owner) for adapter in message.adapters),
+        message.embeds_only,
     )

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         check_engine_options(arguments, topology.communication.workers_device)
         tls = _tls(arguments, topology)
         adapters = tuple(adapter.name for adapter in topology.model.adapters)
-        names = endpoint_config(arguments, topology.model.served_name, adapters)
+        names = endpoint_config(arguments, Path(topology.model.path), topology.model.served_name, adapters)
         check(text_command(Path(topology.model.path), names.chat_template))
         journal = journal_config(arguments)
         ports = _ports(arguments)

@@ -12,7 +12,7 @@ from orca_contract.model_choices import (
     Device,
     Dtype,
     KvCacheDtype,
-    Pooling,
+    PoolingChoice,
     Quantization,
     kv_cache_refusal,
     quantization_refusal,
@@ -89,10 +89,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--embedding-pooling",
-        choices=get_args(Pooling),
-        default="last",
+        choices=get_args(PoolingChoice),
+        default="auto",
         help="activations of which an embedding of /v1/embeddings is the mean: those of the last token, or of all "
-        "tokens (last)",
+        "tokens; auto: as sentence-transformers' files beside the model say, else of the last token (auto)",
     )
     parser.add_argument(
         "--tool-call-parser",

@@ -32,6 +32,7 @@ from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
 from orca_master.journal.config import JournalConfig
+from orca_master.text.pooling_file import pooling_of
 
 ALL_REDUCE = (
     "sum over the ranks of a worker on GPUs: library: NCCL's; symmetric: torch's symmetric memory for up to 512 KB, at "
@@ -237,9 +238,11 @@ def journal_config(arguments: argparse.Namespace) -> JournalConfig | None:
     return JournalConfig(arguments.journal, float(arguments.resume_window))
 
 
-def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tuple[str, ...] = ()) -> EndpointConfig:
+def endpoint_config(
+    arguments: argparse.Namespace, model_path: Path, model_name: str, adapters: tuple[str, ...] = ()
+) -> EndpointConfig:
     """Return the options of the endpoint; raise ConfigurationError for an invalid key, key file or name of an adapter,
-    or for batches with API processes.
+    for batches with API processes, or for a pooling of the model that is not supported.
 
     Removes the keys from `arguments` and from the environment.
     """
@@ -267,7 +270,7 @@ def endpoint_config(arguments: argparse.Namespace, model_name: str, adapters: tu
         chat_template=arguments.chat_template,
         adapters=adapters,
         runtime_adapters=arguments.enable_runtime_adapters is not None,
-        embedding_pooling=arguments.embedding_pooling,
+        embedding_pooling=pooling_of(model_path, arguments.embedding_pooling),
         tool_call_parser=arguments.tool_call_parser,
         reasoning_parser=arguments.reasoning_parser,
         request_timeout=arguments.request_timeout,

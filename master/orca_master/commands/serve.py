@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         model = _model_folder(arguments.model)
         device, backend = devices_in_use(arguments)
         _check_options(arguments, device)
-        names = endpoint_config(arguments, model.name, tuple(name for name, _ in arguments.lora_modules))
+        names = endpoint_config(arguments, model, model.name, tuple(name for name, _ in arguments.lora_modules))
         journal = journal_config(arguments)
         ranks, num_workers = arguments.tensor_parallel_size, arguments.replicas * arguments.pipeline_parallel_size
         checks = _checks(arguments, model, names.chat_template)

@@ -28,7 +28,7 @@ def start_report(engine: EngineSnapshot, speculative_tokens: int) -> list[str]:
     in_pipeline = f" in pipeline {formed.id}" if num_pipelines > 1 else ""
     lines = [
         f"model: {family}{_counted(formed.num_layers, 'layer')}, {formed.dtype}{weights}, "
-        f"sequences of at most {formed.max_model_len} tokens",
+        f"sequences of at most {formed.max_model_len} tokens{', embeddings only' if formed.embeds_only else ''}",
         f"engine: {pipelines} of {partitions} (P) x {ranks} (T) on {device} ({backend})",
         f"K/V slots{in_pipeline}: {formed.num_slots} ({formed.num_slots // BLOCK_SIZE} blocks of {BLOCK_SIZE}), "
         f"{cache}{formed.sizing}",

@@ -30,7 +30,7 @@ from orca_master.endpoint.openai_answers import (
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
-from orca_master.engine.request_limits import check_length
+from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
 
@@ -196,6 +196,7 @@ async def chat_prompt(endpoint: Endpoint, body: ChatCompletionRequest, owner: st
     `owner`: digest of the client's key.
     """
     endpoint.check(body.model, owner)
+    check_generates(endpoint.engine.status)
     endpoint.answers.check(body)
     text = await rendered(endpoint, body, body.template_options, body.tools if body.tool_names else (), owner)
     # The template already contains the special tokens.

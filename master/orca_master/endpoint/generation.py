@@ -27,7 +27,7 @@ from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.endpoint.served_models import ServedModels
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Choices, Submission
-from orca_master.engine.request_limits import check_choices
+from orca_master.engine.request_limits import check_choices, check_generates
 from orca_master.errors import RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import TextCodec
@@ -136,10 +136,11 @@ class Generator:
         `prefix`: of the request's id. `owner`: digest of the client's key; requests of different owners share no K/V
         blocks.
 
-        Raises RequestError for invalid token ids and for more choices than the queue can ever hold, QueueFullError
-        for more than it can hold now, ModelNotFoundError for an adapter that has been unloaded since `Endpoint.check`.
+        Raises RequestError for a model that only embeds, invalid token ids, and more choices than the queue can ever
+        hold, QueueFullError for more than now, ModelNotFoundError for an adapter unloaded since `Endpoint.check`.
         """
         status = self._engine.status
+        check_generates(status)
         vocabulary = status.vocabulary_size
         num_tokens = sum(map(len, prompts)) + len(prompts) * max(1, max_tokens)
         name = "n" if body.num_choices == body.n else "best_of"

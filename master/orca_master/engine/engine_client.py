@@ -38,6 +38,8 @@ class EngineStatus:
     """Maximum wait for running requests at the end, in seconds."""
     adapters: tuple[ServedAdapter, ...] = ()
     """See EngineSnapshot."""
+    embeds_only: bool = False
+    """See FormedPipeline."""
 
     @property
     def unavailable(self) -> str:

@@ -106,6 +106,7 @@ class EngineThread(EngineClient):
             self.config.max_expected_wait if self.config.scheduling_policy == "fcfs" else math.inf,
             self.config.drain_timeout,
             engine.adapters,
+            engine.formed is not None and engine.formed.embeds_only,
         )
 
     @property
@@ -254,8 +255,7 @@ class EngineThread(EngineClient):
     def _distribute(self, outputs: list[Output]) -> None:
         now = time.monotonic()
         for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is None:
+            if (stream := self._streams.get(output.request_id)) is None:
                 continue
             if output.token is not None:
                 stream.num_generated += 1

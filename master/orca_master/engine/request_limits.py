@@ -43,6 +43,12 @@ def check_length(
         raise RequestError(message, field, CONTEXT_EXCEEDED)
 
 
+def check_generates(status: EngineStatus) -> None:
+    """Raise RequestError for a model that generates no tokens."""
+    if status.embeds_only:
+        raise RequestError("model: it has no head and generates no text: only /v1/embeddings serves it", "model")
+
+
 def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus, name: str = "n") -> None:
     """Check that several choices fit into the queue, before any is submitted; see `check_together`.
 

@@ -44,6 +44,8 @@ class FormedPipeline:
     """Of the weights, as "int8" or "int4"; "" without."""
     kv_cache_dtype: str = ""
     """Of cached keys and values, "int8"; "" if it is `dtype`."""
+    embeds_only: bool = False
+    """True if the model has no head, and so generates nothing."""
 
 
 class EngineSnapshot(NamedTuple):

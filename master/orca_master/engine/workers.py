@@ -89,4 +89,5 @@ def formed_pipeline(pipeline: str, workers: PipelineWorkers) -> FormedPipeline:
         "L2" if facts.deterministic else "L1",
         facts.quantization,
         facts.kv_cache_dtype,
+        facts.embeds_only,
     )

@@ -18,3 +18,11 @@ FAMILIES: dict[str, type[ConfigFile]] = {
     "MinistralForCausalLM": MistralFile,
 }
 """Architecture → schema of the family's config.json, whose `config` gives the family's ModelConfig."""
+
+
+def without_head(name: str) -> str:
+    """Return the architecture in FAMILIES whose model without a head is `name`, as "MistralModel"; "" if none is."""
+    if not name.endswith("Model"):
+        return ""
+    stem = name.removesuffix("Model")
+    return next((each for each in FAMILIES if each in (f"{stem}ForCausalLM", f"{stem}LMHeadModel")), "")

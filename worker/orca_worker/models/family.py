@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orca_worker.rows import LastTokens
     from orca_worker.tensor_parallel_group import TensorParallelGroup
 
+HEAD = "lm_head.weight"
 Named = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
 
@@ -54,6 +55,8 @@ class ModelConfig(ABC):
     dtype: str
     weight_format: WeightFormat | None = None
     """How the checkpoint stores quantised weights; None: they are not quantised."""
+    embeds_only: bool = False
+    """True if the checkpoint is that of the model without a head. The head is then tied, and only tried."""
     tables: ClassVar[frozenset[str]] = frozenset()
     """Last names of the matrices that are no linear maps."""
     row_parallel: ClassVar[frozenset[str]] = frozenset()
@@ -68,6 +71,13 @@ class ModelConfig(ABC):
     @abstractmethod
     def build(self, parts: Parts) -> ModelPartition:
         """Read the weights of a partition and return its model; raise ModelError."""
+
+    def table(self, name: str, stored: Container[str] | Parts) -> str:
+        """Return the module of the embedding `name`: the head if a tied checkpoint has the values only there.
+
+        safetensors' `save_model` and accelerate keep the first of the names of one tensor, which is the head's.
+        """
+        return "lm_head" if self.tied_head and f"{name}.weight" not in stored and HEAD in stored else name
 
     def stored_tensors(
         self, partition: int, num_partitions: int, tensor_parallel_size: int, stored: Container[str]

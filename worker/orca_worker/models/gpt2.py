@@ -69,11 +69,11 @@ class Gpt2Config(ModelConfig):
     def tensors(self, partition: int, num_partitions: int, stored: Container[str]) -> Iterator[Named]:
         """See ModelConfig."""
         # The first checkpoints of GPT-2 have no prefix.
-        root = "transformer." if "transformer.wte.weight" in stored else ""
+        root = "transformer." if "transformer.wpe.weight" in stored else ""
         first, last = partition == 0, partition == num_partitions - 1
         vocabulary, hidden, inner = self.vocabulary_size, self.hidden_size, self.intermediate_size
         if first or (last and self.tied_head):
-            yield f"{root}wte.weight", (vocabulary, hidden)
+            yield f"{self.table(f'{root}wte', stored)}.weight", (vocabulary, hidden)
         if first:
             yield f"{root}wpe.weight", (self.max_positions, hidden)
         if last:
@@ -134,10 +134,11 @@ class Gpt2Partition(ModelPartition):
 
     def __init__(self, config: Gpt2Config, parts: Parts) -> None:
         super().__init__(parts)
-        scope, spec = parts["transformer"] if "transformer.wte.weight" in parts else parts, parts.spec
+        root = "transformer." if "transformer.wpe.weight" in parts else ""
+        scope, spec = parts["transformer"] if root else parts, parts.spec
         vocabulary, hidden = config.vocabulary_size, config.hidden_size
         if spec.first or (spec.last and config.tied_head):
-            table = scope.vocabulary_table("wte", vocabulary, hidden)
+            table = parts.vocabulary_table(config.table(f"{root}wte", parts), vocabulary, hidden)
         if spec.first:
             self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
             self.position_embedding = scope.embedding("wpe", config.max_positions, hidden)

@@ -108,7 +108,7 @@ class LlamaConfig(ModelConfig):
         first, last = partition == 0, partition == num_partitions - 1
         vocabulary, hidden = self.vocabulary_size, self.hidden_size
         if first or (last and self.tied_head):
-            yield f"{root}embed_tokens.weight", (vocabulary, hidden)
+            yield f"{self.table(f'{root}embed_tokens', stored)}.weight", (vocabulary, hidden)
         if last:
             yield f"{root}norm.weight", (hidden,)
             if not self.tied_head:
@@ -232,10 +232,12 @@ class LlamaPartition(ModelPartition):
     ) -> None:
         super().__init__(parts)
         assert config.rope is not None
-        scope = parts if "embed_tokens.weight" in parts else parts["model"]
+        root = "" if "embed_tokens.weight" in parts else "model."
+        scope = parts["model"] if root else parts
         spec, vocabulary = parts.spec, config.vocabulary_size
         if spec.first or (spec.last and config.tied_head):
-            table = scope.vocabulary_table("embed_tokens", vocabulary, config.hidden_size)
+            name = config.table(f"{root}embed_tokens", parts)
+            table = parts.vocabulary_table(name, vocabulary, config.hidden_size)
         if spec.first:
             self.token_embedding = parts.vocabulary_embedding(table, vocabulary)
         self.rotary = parts.rotary(config.rope, config.head_dim)
