@@ -20,7 +20,7 @@ from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.pipeline import Pipeline
 from orca_master.engine.supervisor import PipelineSupervisor
-from orca_master.engine.workers import MakeWorkers
+from orca_master.engine.workers import MakeWorkers, PipelineWorkers
 from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
 
@@ -56,11 +56,20 @@ class EngineSpec:
     max_model_len: int | None = None
 
 
+def _check(workers: PipelineWorkers) -> None:
+    """Accept any weights: there is no other pipeline."""
+
+
+async def _complete(workers: PipelineWorkers) -> None:
+    """Do nothing: no adapters are loaded later."""
+
+
 class LiveEngine:
     """A pipeline that runs traces one by one; the listener of its supervisor. Create it on a running loop."""
 
     def __init__(self, topology: Topology, config: EngineConfig, make_workers: MakeWorkers = Pipeline) -> None:
-        self._supervisor = PipelineSupervisor(topology.pipelines[0], topology, config, self, make_workers)
+        spec = topology.pipelines[0]
+        self._supervisor = PipelineSupervisor(spec, topology, config, self, make_workers, _check, _complete)
         self._formed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._current: _Session | None = None
