@@ -184,6 +184,18 @@ RULES = (
         sentence(WORKER_OPTIONS),
         lambda name, spec: is_free_of(spec.worker.extra_args, WORKER_OPTIONS),
     ),
+    Rule(
+        "master",
+        "self.apiProcesses == 0 || !has(self.journal) || !has(self.journal.claimName) || !self.journal.enabled",
+        "master.journal.claimName",
+        "cannot be used with master.apiProcesses, with which a master has no journal yet: remove one of them",
+        lambda name, spec: (
+            not spec.master.api_processes
+            or spec.master.journal is None
+            or spec.master.journal.claim_name is None
+            or not spec.master.journal.enabled
+        ),
+    ),
     *_map_rules(),
 )
 
