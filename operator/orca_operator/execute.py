@@ -38,6 +38,7 @@ from orca_operator.observe import Object, Observed, is_ending, name_of, owner_ui
 from orca_operator.pod_deletions import Deleted, PodDeletions
 from orca_operator.refusals import refused
 from orca_operator.repairs import Repairs
+from orca_operator.rivals import check_rivals
 from orca_operator.validation import RejectedError
 
 NO_DRY_RUN = "does not support dry run"
@@ -83,6 +84,10 @@ class Executor:
     def adopt(self, children: tuple[Object, ...], owner: Owner) -> tuple[tuple[Object, ...], list[str]]:
         """Return the children, orphans with this owner, and a sentence for each orphan that is not adopted."""
         return adopt_orphans(self._cluster, children, owner, self._written)
+
+    def check_rivals(self, deployment: Object, children: tuple[Object, ...]) -> None:
+        """Raise InvalidSpecError if an older OrcaDeployment needs a Service of this one."""
+        check_rivals(self._cluster, deployment, children)
 
     def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
         """Execute actions in order, except calls to a master, which are returned in `puts`.
