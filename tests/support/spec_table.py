@@ -400,6 +400,10 @@ RULES: list[Row] = [
     demo(master={"apiProcesses": 0, "journal": {"claimName": "c"}}),
     demo(master={"apiProcesses": 2, "journal": {"resumeWindowSeconds": 5}}),
     demo(master={"apiProcesses": 2, "journal": {"claimName": "c", "enabled": False}}),
+    demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "demo-tls-master"}),
+    demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "demo-issued-master"}),
+    demo(tls={"mode": "secret", "secretName": "demo-tls-worker"}),
+    ("other", {"model": FILE, "tls": {"mode": "secret", "secretName": "demo-tls-master"}}, None),
 ]
 """Rules beyond a schema: each has a row that breaks only this rule."""
 
