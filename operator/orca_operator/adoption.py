@@ -91,9 +91,11 @@ def is_own(live: Object, owner: Owner) -> bool:
     """
     if owner_uid(live) == owner.uid:
         return True
-    metadata = live["metadata"]
-    if label(live, names.DEPLOYMENT_LABEL) != owner.name or owner_of(live).get("kind", names.KIND) != names.KIND:
+    holder = owner_of(live)
+    if label(live, names.DEPLOYMENT_LABEL) != owner.name or holder.get("kind", names.KIND) != names.KIND:
+        is_rivals = holder.get("kind") == names.KIND and holder.get("name", owner.name) != owner.name
+        whose = f"the {names.KIND} {holder['name']}'s" if is_rivals else "not ORCA's"
         raise InvalidSpecError(
-            f"metadata.name: a {live['kind']} named {metadata['name']} exists and is not ORCA's: choose another name"
+            f"metadata.name: a {live['kind']} named {name_of(live)} exists and is {whose}: choose another name"
         )
     return not owner_uid(live)

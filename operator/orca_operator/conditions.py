@@ -256,13 +256,14 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
 def _fully_applied(situation: Situation, before: Mapping[str, Any]) -> tuple[bool, str, str]:
     if situation.spec is None or situation.problem is not None:
         return _not_carried_out(situation)
-    if inactive := fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec):
-        fields = ", ".join(f"spec.{field}" for field in inactive)
-        return False, "NotYetActive", f"accepted, but not implemented in this version: {fields}"
+    inactive = fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec)
+    fields = ", ".join(f"spec.{field}" for field in inactive)
+    later = f"accepted, but not implemented in this version: {fields}" if inactive else ""
     unserved = f"this cluster does not serve: {', '.join(sorted(situation.skipped))}" if situation.skipped else ""
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
-    if lacking := [*filter(None, (unserved, *situation.not_applied, *causes))]:
-        return False, "KindNotServed" if unserved else "NotApplied", "; ".join(lacking)[:LONGEST_MESSAGE]
+    if lacking := [*filter(None, (unserved, *situation.not_applied, *causes, later))]:
+        reason = "KindNotServed" if unserved else "NotYetActive" if lacking == [later] else "NotApplied"
+        return False, reason, "; ".join(lacking)[:LONGEST_MESSAGE]
     observed, revision = situation.view.observed, situation.revision or ""
     sentences = notes(situation.spec, situation.namespace, situation.name, revision, observed)
     unknown = not_known_to_be_applied(observed, revision, before, situation.generation)

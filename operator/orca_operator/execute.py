@@ -38,6 +38,7 @@ from orca_operator.observe import Object, Observed, is_ending, name_of, owner_ui
 from orca_operator.pod_deletions import Deleted, PodDeletions
 from orca_operator.refusals import refused
 from orca_operator.repairs import Repairs
+from orca_operator.rivals import check_rivals
 from orca_operator.validation import RejectedError
 
 NO_DRY_RUN = "does not support dry run"
@@ -84,6 +85,10 @@ class Executor:
         """Return the children, orphans with this owner, and a sentence for each orphan that is not adopted."""
         return adopt_orphans(self._cluster, children, owner, self._written)
 
+    def check_rivals(self, deployment: Object, children: tuple[Object, ...]) -> None:
+        """Raise InvalidSpecError if an older OrcaDeployment needs a Service of this one."""
+        check_rivals(self._cluster, deployment, children)
+
     def run(self, actions: list[Action], owner: Owner, observed: Observed) -> Outcome:
         """Execute actions in order, except calls to a master, which are returned in `puts`.
 
@@ -106,7 +111,7 @@ class Executor:
                 case Scale(child, replicas):
                     self._scale(child, replicas, owner.namespace, outcome)
                 case Delete(child):
-                    self._delete(child, owner.namespace, outcome)
+                    self._delete(child, owner, outcome)
                 case ForceDelete():
                     outcome.note(self._deletions.force_delete(action, owner))
                 case Replace():
@@ -255,19 +260,25 @@ class Executor:
             adopt(self._cluster, live, owner)
         return True
 
-    def _delete(self, child: Object, namespace: str, outcome: Outcome) -> None:
+    def _delete(self, child: Object, owner: Owner, outcome: Outcome) -> None:
+        """Delete a child. A missing owner is set first: that fails during a deletion of the owner with orphans."""
         kind, name = child["kind"], name_of(child)
         try:
-            self._cluster.delete(kind, namespace, name, child["metadata"]["uid"])
+            if not owner_uid(child):
+                adopt(self._cluster, child, owner)
+            self._cluster.delete(kind, owner.namespace, name, child["metadata"]["uid"])
+        except KindNotServedError:
+            return
         except ClusterError as error:
             failure = f"{kind} {name} is not deleted: {error}"
             if kind == "ControllerRevision":  # it may be immutable, and in the way of its successor
                 raise ClusterError(error.status, failure) from error
-            outcome.failures.append(failure)
+            if error.status != HTTPStatus.CONFLICT:  # else the watch is late
+                outcome.failures.append(failure)
             return
         self._written.pop((kind, name), None)
         outcome.writes += 1
-        logger.info("%s: deleted %s %s", namespace, kind, name)
+        logger.info("%s: deleted %s %s", owner.namespace, kind, name)
 
 
 def _content(secret: Object) -> dict[str, bytes]:

@@ -78,6 +78,12 @@ def control(name: str) -> str:
     return f"{name}-control"
 
 
+def rivals(name: str) -> dict[str, str]:
+    """Return the OrcaDeployments with which this one would share a Service, and the Service's name."""
+    found, stem = {control(name): control(name)}, name.removesuffix("-control")
+    return found | ({stem: name} if stem != name else {})
+
+
 def admin(name: str) -> str:
     """Return the name of the Secret with the admin port's token."""
     return f"{name}-admin"

@@ -85,7 +85,7 @@ class Observed:
 
     def stored_revisions(self) -> list[Object]:
         """Return the OrcaDeployment's own ControllerRevisions; those of its StatefulSets have the same labels."""
-        return [stored for stored in self.of_kind("ControllerRevision") if owner(stored).get("kind") == KIND]
+        return [stored for stored in self.of_kind("ControllerRevision") if owner(stored).get("kind", KIND) == KIND]
 
     def revisions(self) -> set[str]:
         """Return the revisions that have a master or workers; objects of others may have the deployment's label."""

@@ -28,6 +28,7 @@ from orca_contract.topology import Topology
 
 from orca_operator import names
 from orca_operator.actions import Action, Apply, ApplyAutoscaler, Check, Delete, PutScheduler, PutTopology
+from orca_operator.adoption import is_orphan
 from orca_operator.diagnose import View
 from orca_operator.lost_nodes import forced_deletions
 from orca_operator.manifests import access, boot, services, tls
@@ -98,7 +99,7 @@ def plan(
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in surroundings + workloads + autoscaler}
     for kind in PRUNED:
         for child in observed.of_kind(kind):
-            if owner(child).get("kind") != names.KIND:  # an orphan that is not adopted (adoption.py)
+            if owner(child).get("kind") != names.KIND and not is_orphan(child, context.name):
                 continue
             is_needed = label(child, names.REVISION_LABEL) in outdated or (kind == "Certificate" and bool(outdated))
             if (kind, name_of(child)) not in desired and not is_needed and not is_ending(child):

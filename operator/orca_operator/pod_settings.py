@@ -78,13 +78,13 @@ class PodSettings(Part):
 
 
 class Journal(Part):
-    """Where the master records accepted requests, prompts included. Not used with API processes."""
+    """Where the master records accepted requests, prompts included. A master with `apiProcesses` has none."""
 
     enabled: bool = Field(True, description="Whether the master has a journal.")
     claim_name: Text | None = Field(
         None,
         description="PersistentVolumeClaim of the journal, with which requests survive the master pod. If unset, the "
-        "journal is in an emptyDir, and requests survive a restart of the container.",
+        "journal is in an emptyDir, and requests survive a restart of the container. Not with `master.apiProcesses`.",
     )
     resume_window_seconds: Annotated[int, Field(ge=1, le=86400)] = Field(
         300, description="Time for which a request is kept after its end."

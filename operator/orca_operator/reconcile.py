@@ -21,9 +21,10 @@ from orca_contract.reasons import Reason
 
 from orca_operator import names
 from orca_operator.certificate_keeper import CertificateKeeper
-from orca_operator.cluster import CALL_ENDED, Cluster, ClusterError, KindNotServedError
+from orca_operator.cluster import CALL_ENDED, Cluster, ClusterError
 from orca_operator.conditions import Situation, find_condition
 from orca_operator.execute import Executor
+from orca_operator.listing import list_children
 from orca_operator.manifests.context import Images, Owner
 from orca_operator.master_client import MasterClient
 from orca_operator.masters import Masters
@@ -32,7 +33,7 @@ from orca_operator.observe import Object, is_ending
 from orca_operator.status import make_status, with_failure
 from orca_operator.status_writer import StatusWriter
 from orca_operator.steps import Parts, Steps
-from orca_operator.store import WATCHED, Key, Store
+from orca_operator.store import Key, Store
 from orca_operator.turns import Turns
 from orca_operator.viewer import Viewer
 
@@ -65,6 +66,8 @@ class _Deployment:
     task: asyncio.Task[None] | None = None
     parts: Parts | None = None
     listed_at: float = float("-inf")
+    unlisted: list[str] = field(default_factory=list)
+    """Why kinds are missing in the listing, as sentences."""
     due_since: float | None = None
     """Since when a pass is due or runs, None between the passes."""
     moved_at: float = float("-inf")
@@ -232,6 +235,8 @@ class Reconciler:
         if is_ending(resource):
             return True
         result = await Steps(parts, resource, self.store.children(key), self._images, self._clock()).run()
+        masters = parts.masters
+        failures = (*masters.not_applied, *masters.not_woken, *result.failures, *deployment.unlisted)
         situation = Situation(
             name,
             namespace,
@@ -241,7 +246,7 @@ class Reconciler:
             result.view,
             result.problem,
             parts.status.skipped,
-            [*dict.fromkeys((*parts.masters.not_applied, *parts.masters.not_woken, *result.failures))],
+            [*dict.fromkeys(failures)],
             result.source,
             parts.keeper.problems,
             result.autoscaler_refusal,
@@ -279,7 +284,8 @@ class Reconciler:
 
     async def _read(self, key: Key, deployment: _Deployment) -> Object | None:
         """Return the OrcaDeployment, None if it does not exist. Lists its children if that is due."""
-        listing = time.monotonic() - deployment.listed_at > RELIST_SECONDS
+        interval = RETRY_SECONDS[1] if deployment.unlisted else RELIST_SECONDS
+        listing = time.monotonic() - deployment.listed_at > interval
         # One that is deleted is read in each pass, so that passes end in their order at the threads (`hung`).
         if not listing and (known := self.store.deployment(key)) is not None and not is_ending(known):
             return known
@@ -288,13 +294,7 @@ class Reconciler:
             self.store.update_deployment(resource, deleted=False)
             if listing:
                 self.store.begin_listing(key)
-                self.store.replace(key, await asyncio.to_thread(self._list, key))
+                children, deployment.unlisted = await asyncio.to_thread(list_children, self._cluster, key)
+                self.store.replace(key, children)
                 deployment.listed_at = time.monotonic()
         return resource
-
-    def _list(self, key: Key) -> list[Object]:
-        children: list[Object] = []
-        for kind in WATCHED:
-            with contextlib.suppress(KindNotServedError):
-                children += self._cluster.children(kind, *key)
-        return children

@@ -91,6 +91,7 @@ class Steps:
         """Run the steps; raise RejectedError and ClusterError."""
         parts, owner, known = self._parts, self._owner, Observed(self._children)
         spec = self._spec = parse(owner.name, self._resource.get("spec") or {})
+        await asyncio.to_thread(parts.executor.check_rivals, self._resource, self._children)
         revision = spec_revision(spec, known.revisions())
         context = self._context = Context(owner.name, owner.namespace, owner.uid, spec, revision, self._images)
         self._source = certificate_source(context, known)

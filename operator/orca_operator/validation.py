@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_snake
 from orca_operator.api import Spec
 from orca_operator.device_rules import DEVICE_RULES
 from orca_operator.model_rules import MODEL_RULES
-from orca_operator.names import LONGEST_NAME
+from orca_operator.names import LONGEST_NAME, MASTER, issued, own_secret
 from orca_operator.own_options import MASTER_OPTIONS, WORKER_OPTIONS, cel, is_free_of, sentence
 from orca_operator.pod_overlay import refusals
 from orca_operator.rule import Rule
@@ -183,6 +183,27 @@ RULES = (
         "worker.extraArgs",
         sentence(WORKER_OPTIONS),
         lambda name, spec: is_free_of(spec.worker.extra_args, WORKER_OPTIONS),
+    ),
+    Rule(
+        "master",
+        "self.apiProcesses == 0 || !has(self.journal) || !has(self.journal.claimName) || !self.journal.enabled",
+        "master.journal.claimName",
+        "cannot be used with master.apiProcesses, with which a master has no journal yet: remove one of them",
+        lambda name, spec: (
+            not spec.master.api_processes
+            or spec.master.journal is None
+            or spec.master.journal.claim_name is None
+            or not spec.master.journal.enabled
+        ),
+    ),
+    Rule(
+        None,
+        "!has(self.spec.tls.secretName) || !(self.spec.tls.secretName in "
+        "[self.metadata.name + '-tls-master', self.metadata.name + '-issued-master'])",
+        "spec.tls.secretName",
+        "must not be the master's Secret of tls.mode selfSigned or certManager, whose certificate is not for the "
+        "workers: use another Secret",
+        lambda name, spec: spec.tls.secret_name not in (own_secret(name, MASTER), issued(name, MASTER)),
     ),
     *_map_rules(),
 )

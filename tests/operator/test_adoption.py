@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ from orca_operator import names
 from orca_operator.actions import Apply, ApplyAutoscaler
 from orca_operator.adoption import adopt_orphans, is_orphan, is_own
 from orca_operator.manifests.context import Owner
+from orca_operator.master_client import MasterClient
+from orca_operator.metrics import Metrics
 from orca_operator.observe import Observed, label, name_of
 from orca_operator.plan import plan
+from orca_operator.reconcile import Reconciler
 from orca_operator.validation import InvalidSpecError
 from support.api_server import Api
-from support.orcadeployments import MINIMAL, UID, context, merged, view
+from support.orcadeployments import IMAGES, MINIMAL, UID, context, merged, view
 
 DEMO = Owner("demo", "default", UID)
 OPTIONAL = {"podDisruptionBudget": {"enabled": True}, "monitoring": {"enabled": True}, "replicas": 2}
@@ -142,3 +146,31 @@ def test_a_deployment_that_is_deleted_adopts_no_orphan(successor):
     changed = {"uid": "another"} if successor else {"deletionTimestamp": "2026-01-01T00:00:00Z"}
     api.resource = {**api.resource, "metadata": {**api.resource["metadata"], **changed}}
     assert adopt_orphans(api, children, DEMO, set()) == (children, [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("edit", "kind", "name"),
+    [
+        ({"podDisruptionBudget": {"enabled": False}}, "PodDisruptionBudget", "demo"),
+        ({"monitoring": {"enabled": False}}, "PodMonitor", "demo"),
+        ({"networkPolicy": {"enabled": False}}, "NetworkPolicy", "demo-worker"),
+    ],
+)
+def test_an_object_that_loses_its_owner_and_its_purpose_is_deleted(edit, kind, name):
+    """No write restores the owner of what the spec does not need."""
+
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}, **OPTIONAL))
+        reconciler = api.reconciler = Reconciler(api, IMAGES, MasterClient(), Metrics())  # type: ignore[arg-type]
+        await reconciler.run_pass(("default", "demo"))
+        written = api.objects[kind, name]
+        api.put({**written, "metadata": {**written["metadata"], "ownerReferences": []}})
+        resource = api.resource
+        assert resource is not None
+        api.resource = {**resource, "spec": {**resource["spec"], **edit}}
+        await reconciler.run_pass(("default", "demo"))
+        assert (kind, name) not in api.objects
+        assert api.condition("FullyApplied") == ("True", "Applied")
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -50,6 +50,25 @@ def test_what_is_not_applied_is_named(changes, reason, words):
     assert f"`{reason}`" in CONDITIONS["FullyApplied"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({}, "NotYetActive", ""),
+        ({"not_applied": ["one", "two"]}, "NotApplied", "one; two; "),
+        ({"skipped": ["a"]}, "KindNotServed", "this cluster does not serve: a; "),
+    ],
+)
+def test_a_field_without_effect_hides_no_other_cause(changes, reason, words):
+    autoscaling = {"backend": "keda", "minReplicas": 0, "keda": {"idleReplicaCount": 1}}
+    idle = situation(spec=context(merged(MINIMAL, autoscaling=autoscaling)).spec, **changes)
+    later = (
+        "accepted, but not implemented in this version: spec.autoscaling.keda.idleReplicaCount: 1 "
+        "(spec.autoscaling.minReplicas: 0 scales to zero)"
+    )
+    entry = conditions(idle)["FullyApplied"]
+    assert (entry["status"], entry["reason"], entry["message"]) == ("False", reason, words + later)
+
+
 def test_a_missing_right_to_read_nodes_is_named():
     demo = context(MINIMAL)
     seen = replace(view(everything(demo)), nodes=Nodes(refusal="no right"))

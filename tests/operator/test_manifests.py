@@ -67,7 +67,7 @@ def test_the_master_is_told_of_its_api_processes(spec, count):
         ({}, {"emptyDir": {"sizeLimit": "512Mi"}}, "300"),
         ({"journal": {"resumeWindowSeconds": 5}}, {"emptyDir": {"sizeLimit": "512Mi"}}, "5"),
         ({"journal": {"claimName": "c"}}, {"persistentVolumeClaim": {"claimName": "c"}}, "300"),
-        ({"apiProcesses": 1, "journal": {"claimName": "c"}}, None, None),
+        ({"apiProcesses": 1, "journal": {"resumeWindowSeconds": 5}}, None, None),
         ({"journal": {"claimName": "c", "enabled": False}}, None, None),
     ],
 )

@@ -257,10 +257,10 @@ def test_a_restarted_operator_that_may_not_list_a_kind_says_so():
 
     async def run() -> None:
         api = Api(merged(MINIMAL, tls={"mode": "off"}))
-        api.refusals = {"list PodMonitor": (403, "podmonitors is forbidden")}
+        api.refusals = {"list StatefulSet": (403, "statefulsets is forbidden")}
         reconciler = api.reconciler = Reconciler(api, IMAGES, Masters(None), Metrics())  # type: ignore[arg-type]
         for _ in range(2):
-            with pytest.raises(ClusterError, match="podmonitors is forbidden"):
+            with pytest.raises(ClusterError, match="statefulsets is forbidden"):
                 await reconciler.run_pass(KEY_OF_DEMO)
         assert api.condition("FullyApplied") == ("False", "NotApplied")
         await reconciler.close()

@@ -68,7 +68,9 @@ class Api:
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         self._admit("get", kind)
         self.reads.append(kind)
-        return self.resource if kind == KIND else self.objects.get((kind, name))
+        if kind == KIND:
+            return self.resource if self.resource is not None and name == self.resource["metadata"]["name"] else None
+        return self.objects.get((kind, name))
 
     def children(self, kind: str, namespace: str, deployment: str) -> list[dict[str, Any]]:
         self._admit("list", kind)

@@ -396,6 +396,14 @@ RULES: list[Row] = [
     demo("spec.model.draftPath", model={**FILE, "draftPath": "draft"}),
     demo("spec.model.draftPath", model={**FILE, "draftPath": "draft"}, scheduler={"speculativeTokens": 0}),
     demo("spec.master.extraArgs", master={"extraArgs": ["--speculative-model=/draft"]}),
+    demo("spec.master.journal.claimName", master={"apiProcesses": 1, "journal": {"claimName": "c"}}),
+    demo(master={"apiProcesses": 0, "journal": {"claimName": "c"}}),
+    demo(master={"apiProcesses": 2, "journal": {"resumeWindowSeconds": 5}}),
+    demo(master={"apiProcesses": 2, "journal": {"claimName": "c", "enabled": False}}),
+    demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "demo-tls-master"}),
+    demo("spec.tls.secretName", tls={"mode": "secret", "secretName": "demo-issued-master"}),
+    demo(tls={"mode": "secret", "secretName": "demo-tls-worker"}),
+    ("other", {"model": FILE, "tls": {"mode": "secret", "secretName": "demo-tls-master"}}, None),
 ]
 """Rules beyond a schema: each has a row that breaks only this rule."""
 
