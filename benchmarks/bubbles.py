@@ -30,6 +30,9 @@ from orca_bench.servers import serve, split, unwind_on_sigterm
 from orca_bench.timeline import stage_times
 from orca_bench.traces import TracedRequest, synthetic, with_arrivals
 
+LONGEST_WAIT = 3600
+"""Seconds that a request may be expected to wait."""
+
 
 def main() -> None:
     """Print the table."""
@@ -47,7 +50,8 @@ def main() -> None:
         model = Path(folder) / "model"
         save_model(model)
         cores = len(os.sched_getaffinity(0))
-        shared = ["--dtype", arguments.dtype, "--max-batch-size", str(arguments.max_batch_size), *options]
+        shared = ["--dtype", arguments.dtype, "--max-batch-size", str(arguments.max_batch_size)]
+        shared += ["--max-expected-wait", str(LONGEST_WAIT), *options]  # all requests come at once
         urls, logs = {}, {}
         for partitions in arguments.partitions:
             logs[partitions] = Path(folder) / f"{partitions}.jsonl"

@@ -108,6 +108,19 @@ def test_a_burst_at_an_idle_server_is_refused_only_if_it_would_wait(most, number
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
+def test_a_burst_after_few_requests_is_refused_only_if_it_would_wait(seed):
+    """On a busy machine. Iterations that are cut for the target have few answers: a full batch makes these cheaper."""
+    setting = Setting(8, base=0.01, per_prompt=0.0004, per_row=0.0003, target_itl=0.2, noise=0.5, seed=seed)
+    few = [Arrival(0.0, 500, 64, 64), *(Arrival(0.5, 300, 64, 64) for _ in range(3))]
+    burst = [Arrival(100.0 + 0.004 * index, 272, 64, 64) for index in range(80)]
+    bounded, free = Simulation(setting, 60.0), Simulation(setting)
+    bounded.run(iter([*few, *burst]), 1e9)
+    free.run(iter([*few, *burst]), 1e9)
+    assert max(entry.wait for entry in free.accepted) < 40.0
+    assert not bounded.refused
+
+
 def test_idle_time_changes_nothing():
     def estimates(pause: float) -> list[float]:
         mix, setting = MIXES["chat"]

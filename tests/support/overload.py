@@ -41,6 +41,11 @@ class Setting:
     base: float = 0.03
     per_prompt: float = 0.0002
     per_row: float = 0.0005
+    target_itl: float | None = None
+    """Seconds; prompts are cut for it."""
+    noise: float = 0.0
+    """Iterations take up to so much of their time longer, as on a busy machine, at random from `seed`."""
+    seed: int = 0
 
 
 class Arrival(NamedTuple):
@@ -89,6 +94,7 @@ class Simulation:
         self.scheduler.add_pipeline("a", LEDGERS[setting.admission](setting.num_blocks))
         self.expected = ExpectedWait(self.scheduler)
         self.margin = WaitMargin()
+        self._noise = random.Random(setting.seed)
         self._by_id: dict[str, Accepted] = {}
         self._in_flight: deque[tuple[float, Batch]] = deque()
         self._free_at = [0.0] * setting.num_partitions
@@ -120,6 +126,9 @@ class Simulation:
         self._send()
 
     def _send(self) -> None:
+        target = self.setting.target_itl
+        if target is not None and (budget := self.expected.prompt_budget(target)) is not None:
+            self.scheduler.prompt_budget = budget
         while proposal := self.scheduler.select("a"):
             batch = self.scheduler.dispatch("a", proposal)
             self.expected.note_sent(batch, self.now)
@@ -135,7 +144,8 @@ class Simulation:
         rows = sum(entry.num_tokens == 1 for entry in batch.requests)
         prompt = sum(entry.num_tokens for entry in batch.requests) - rows
         setting = self.setting
-        return (setting.base + setting.per_prompt * prompt + setting.per_row * rows) / setting.num_partitions
+        seconds = setting.base + setting.per_prompt * prompt + setting.per_row * rows
+        return seconds * (1 + self._noise.uniform(0.0, setting.noise)) / setting.num_partitions
 
     def _return(self, batch: Batch) -> None:
         tokens = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from orca_master.engine.answer_lengths import AnswerLengths
 from orca_master.engine.measured_draft_costs import MeasuredDraftCosts
 from orca_master.engine.token_costs import TokenCosts
-from orca_master.scheduling.backlog import backlog, leaves_behind
+from orca_master.scheduling.backlog import backlog, is_crowded, leaves_behind
 from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.request import Request, ServiceClass
@@ -25,9 +25,10 @@ from orca_master.scheduling.scheduler import Scheduler
 
 @dataclass(slots=True)
 class _Sent:
-    """The iterations in flight of one pipeline: when each was sent, and whether requests had to wait for it."""
+    """The iterations in flight of one pipeline: when each was sent, whether requests had to wait for it, and whether
+    they had to because all places or blocks were taken."""
 
-    iterations: deque[tuple[float, bool]] = field(default_factory=deque)
+    iterations: deque[tuple[float, bool, bool]] = field(default_factory=deque)
     returned_at: float = 0.0
     """Time of the last result."""
 
@@ -45,7 +46,8 @@ class ExpectedWait:
 
     def note_sent(self, batch: Batch, now: float) -> None:
         """Note an iteration; call it after the scheduler's dispatch, before requests are added."""
-        self._sent.setdefault(batch.pipeline, _Sent()).iterations.append((now, leaves_behind(self._scheduler, batch)))
+        sent = self._sent.setdefault(batch.pipeline, _Sent())
+        sent.iterations.append((now, leaves_behind(self._scheduler, batch), is_crowded(self._scheduler)))
 
     def note_returned(self, batch: Batch, now: float, num_accepted: int = 0, drafting: float = 0.0) -> None:
         """Note the result of the pipeline's oldest iteration, with so many drafted tokens that are part of an answer.
@@ -56,13 +58,15 @@ class ExpectedWait:
         sent = self._sent.get(batch.pipeline)
         if sent is None:
             return
-        sent_at, limited = sent.iterations.popleft()
+        sent_at, limited, crowded = sent.iterations.popleft()
         seconds = now - max(sent_at, sent.returned_at)
         sent.returned_at = now
         prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
         generated = num_accepted + sum(entry.samples for entry in batch.requests)
         answers = any(entry.request.pooling is None for entry in batch.requests)
-        self._costs.note(seconds, prompt, generated, limited, answers)
+        self._costs.note(
+            seconds, prompt, generated, limited, answers, 0 if crowded else self._scheduler.config.batch_size
+        )
         if not prompt:
             self.draft_costs.note_rows(seconds - drafting, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()

@@ -4,8 +4,9 @@ A token of a prompt is much cheaper than a generated one, which shares its itera
 would depend on their mixture, and the mixture is unusual at the begin of an overload: first prompts, then only answers.
 The cost of a prompt's token is the slope of the iterations' times over their tokens of prompts, by least squares over
 all iterations. The rest of the time of the iterations for which requests had to wait, divided by their generated
-tokens, is the cost of a generated token: only these iterations have a full batch. Those that have only embeddings count
-for nothing in it. The costs also say how many tokens of prompts an iteration can have.
+tokens, is the cost of a generated token: only these iterations have a full batch. One that was full of tokens of
+prompts counts as if it had one, which the next iterations will have. Those that have only embeddings count for nothing
+in it. The costs also say how many tokens of prompts an iteration can have.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class _Sums:
     seconds: float = 0.0
     prompt: float = 0.0
     generated: float = 0.0
+    places: float = 0.0
+    """Tokens that full batches would have generated."""
 
     @property
     def equal_cost(self) -> float | None:
@@ -46,11 +49,12 @@ class _Sums:
         tokens = self.prompt + self.generated
         return self.seconds / tokens if tokens else None
 
-    def note(self, seconds: float, prompt: int, generated: int, kept: float) -> None:
+    def note(self, seconds: float, prompt: int, generated: int, places: int, kept: float) -> None:
         """Add an iteration; the weights of all earlier ones are multiplied by `kept`."""
         self.seconds = kept * self.seconds + seconds
         self.prompt = kept * self.prompt + prompt
         self.generated = kept * self.generated + generated
+        self.places = kept * self.places + places
 
 
 class TokenCosts:
@@ -70,11 +74,13 @@ class TokenCosts:
         self._generated_cost: float | None = None
         """After the last one of these: later ones, whose prompts may cost another time, say nothing about it."""
 
-    def note(self, seconds: float, prompt: int, generated: int, limited: bool, answers: bool = True) -> None:
+    def note(
+        self, seconds: float, prompt: int, generated: int, limited: bool, answers: bool = True, places: int = 0
+    ) -> None:
         """Add an iteration that took its pipeline `seconds`, with so many tokens of prompts and of answers.
 
         `limited`: requests had to wait, because they did not fit into the iteration; `answers`: not all requests of the
-        iteration are embeddings.
+        iteration are embeddings; `places`: tokens that a full batch generates, if the iteration had free places.
         """
         kept = max(math.exp(-seconds / WINDOW_SECONDS), 1 - 1 / LEAST_ITERATIONS)
         self._line.note(prompt, seconds, kept)
@@ -83,9 +89,10 @@ class TokenCosts:
         if not prompt:
             self._plain = seconds if self._plain is None else kept * self._plain + (1 - kept) * seconds
         if limited:
-            self._limited.note(seconds, prompt, generated, kept)
+            places = max(generated, places)
+            self._limited.note(seconds, prompt, generated, places, kept)
             if answers:
-                self._answering.note(seconds, prompt, generated, kept)
+                self._answering.note(seconds, prompt, generated, places, kept)
                 self._note_generated_cost()
 
     @property
@@ -107,7 +114,7 @@ class TokenCosts:
         sums, equal = self._answering, self._answering.equal_cost
         if sums.generated and equal is not None:
             rest = sums.seconds - self._prompt_cost(equal) * sums.prompt
-            self._generated_cost = max(0.0, rest) / sums.generated
+            self._generated_cost = max(0.0, rest) / sums.places
 
     def even_prompt_budget(self, batch_size: int) -> PromptBudget | None:
         """Return how many tokens of prompts iterations have if they all take equally long; None before costs are known.

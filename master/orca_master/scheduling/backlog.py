@@ -58,13 +58,19 @@ def leaves_behind(scheduler: Scheduler, batch: Batch) -> bool:
 
     False if the request fits into the next batch, because a stage is idle.
     """
+    return is_crowded(scheduler) or (batch.is_full and len(scheduler.pool) > 0)
+
+
+def is_crowded(scheduler: Scheduler) -> bool:
+    """Return True if the first waiting request begins when another request ends: no place or too few blocks are free.
+
+    Otherwise it begins with one of the next iterations, however full of tokens these are.
+    """
     head = next(iter(scheduler.pool), None)
     if head is None:
         return False
-    return (
-        _free_places(scheduler, head.service_class) <= 0
-        or all(ledger.blocks_to_admit(head) > ledger.num_free_blocks for ledger in scheduler.ledgers)
-        or batch.is_full
+    return _free_places(scheduler, head.service_class) <= 0 or all(
+        ledger.blocks_to_admit(head) > ledger.num_free_blocks for ledger in scheduler.ledgers
     )
 
 
