@@ -7,9 +7,9 @@ R2: a pipeline that makes no progress for `recoveryTimeoutSeconds` loses all of 
 them anew. Progress is a new pod, a pod that becomes ready, a start of the master, and the end of an earlier one's
 drain. No pod is replaced while one of the pipeline waits for a node, ends, or pulls, downloads or loads for less than
 `startupTimeoutSeconds`. A pod that may run only where the others run waits for a node no longer than that: its domain
-may be full or drained, and new pods may choose another. This kind of replacement never exceeds the budget of R3,
-because nothing has failed. The next replacement waits at least as long as the pipeline has been down before the last
-one, so the waits double.
+may be full or drained, and new pods may choose another. This kind of replacement, and that of pods with other weights
+than the others have, never exceed the budget of R3, because nothing has failed. The next replacement waits at least as
+long as the pipeline has been down before the last one, so the waits double.
 
 R3: a pipeline that has restarted more than `maxRestarts` times in the window (restart_budget.py) and does not serve is
 not replaced any more. When no pipeline of the spec's revision serves and all of them are beyond their budgets, the
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase, PipelineReport
 
 from orca_operator import names
@@ -106,8 +107,8 @@ def recover(context: Context, view: View, previous: Mapping[str, Any]) -> Recove
         begun = begin_window(before.budgets.get(pipeline, NO_RESTARTS), policy, serves, view.now)
         budget = count(begun, pods, view.now)
         since = None if report is None else _stuck_since(view, context.spec, revision, pods, report)
-        waits = not all(map(_is_scheduled, pods))
-        if since is not None and not (waits and budget.restarts >= policy.max_restarts):
+        is_sound = not all(map(_is_scheduled, pods)) or _has_other_weights(report)
+        if since is not None and not (is_sound and budget.restarts >= policy.max_restarts):
             budget = budget.with_replacement(view.now)
             if budget.restarts <= policy.max_restarts:
                 replacements.append(Replace(pipeline, tuple(pods), since))
@@ -133,6 +134,11 @@ def _report(observed: Observed, revision: str, pipeline: str) -> PipelineReport 
     if master is None or master.draining:
         return None
     return next((report for report in master.pipelines if report.id == pipeline), None)
+
+
+def _has_other_weights(report: PipelineReport | None) -> bool:
+    failure = report.last_failure if report is not None else None
+    return failure is not None and failure.reason == Reason.DIFFERENT_WEIGHTS
 
 
 # -- R2 ----------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class Deployment:
             self.create(index, ready=0)
         self.down: dict[int, float | None] = {}
         """Since when a pipeline does not serve; None without a failure in the report."""
+        self.reasons: dict[int, Reason] = {}
         self.master_started = -1000.0
         self.answers = True
         self.status: dict[str, Any] = {}
@@ -126,8 +127,8 @@ class Deployment:
             if index in self.down or index >= self.held:
                 at = self.down.get(index)
                 failure = None if at is None else FailureReport(
-                    at=self.at(at).timestamp(), reason=Reason.COMMUNICATOR_ERROR, worker="", message="lost",
-                    recovery_seconds=None,
+                    at=self.at(at).timestamp(), reason=self.reasons.get(index, Reason.COMMUNICATOR_ERROR), worker="",
+                    message="lost", recovery_seconds=None,
                 )  # fmt: skip
                 changes = {"phase": PipelinePhase.RECOVERING, "last_failure": failure}
             entries.append(entry.model_copy(update=changes))
@@ -532,6 +533,34 @@ def test_a_pipeline_that_hangs_after_every_replacement_is_given_up():
             worker.ready = worker.created if worker.ready is None else worker.ready
     assert (replacements, deployment.held) == (MOST, 0)
     assert "CommunicatorError" in deployment.condition("Failed")[2]
+
+
+def test_a_pipeline_with_other_weights_is_not_given_up():
+    """It waits, sound, for the end of the one that serves, and takes its place after a failure."""
+    policy = SPEC["recoveryPolicy"] | {"maxRestarts": 0}
+    deployment = Deployment(2, merged(SPEC, recoveryPolicy=policy))
+    deployment.run_pass()
+    deployment.lose(1)
+    deployment.reasons[1] = Reason.DIFFERENT_WEIGHTS
+    for _ in range(3):
+        found = deployment.run_pass(LATE)
+        assert (replaced(found), found.failure) == ([], "")
+    deployment.crash(0)
+    assert deployment.run_pass(5).stop is None
+
+
+def test_pods_with_other_weights_are_replaced_within_the_budget():
+    deployment, replacements = Deployment(2), 0
+    deployment.lose(1)
+    deployment.reasons[1] = Reason.DIFFERENT_WEIGHTS
+    for _ in range(20):
+        found = deployment.run_pass(LATE)
+        replacements += len(found.replacements)
+        deployment.follow(found)
+        for worker in deployment.workers.values():
+            worker.ready = worker.created if worker.ready is None else worker.ready
+        assert found.failure == ""
+    assert replacements == MOST
 
 
 def test_a_stop_ends_with_its_revision():

@@ -178,7 +178,7 @@ def test_the_files_of_a_revision_name_it(hub, tmp_path):
 
     first = source_of("one", "--partition", "0/2")
     assert first
-    hub.files["README.md"] = b"changed"
+    hub.files |= dict.fromkeys(("README.md", "tokenizer.json", "generation_config.json"), b"{} ")
     assert source_of("two", "--partition", "1/2") == first
     assert source_of("master", "--without-weights") == ""
     hub.damaged["model-layer3.safetensors"] = 99

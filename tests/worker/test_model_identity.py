@@ -116,7 +116,27 @@ def test_the_files_of_adapters_are_compared_and_those_that_were_fetched_are_not(
 def test_the_index_is_not_compared_beside_a_single_file(sharded):
     """It is not read: one of the pods may lack it."""
     (sharded / SINGLE).write_bytes(b"")
-    assert compared_files(load_request(sharded), {SINGLE}, ()).keys() == {"config.json", SINGLE}
+    assert compared_files(load_request(sharded), {SINGLE}, {SINGLE}).keys() == {"config.json", SINGLE}
+
+
+@pytest.mark.parametrize("kind", ["pointer", "link", "folder", "part"])
+def test_files_of_other_partitions_that_have_no_weights_here_are_not_compared(sharded, tmp_path, kind):
+    """A node may have only the weights of its own partition, beside pointers of Git LFS or links to elsewhere."""
+    model = check_model(sharded, 2, 1, 0, range(1))
+    path = sharded / "model-4.safetensors"
+    assert path.name in model.files - model.own_files
+    before = compared_files(load_request(sharded), model.files, model.own_files)
+    content = path.read_bytes()
+    path.unlink()
+    if kind == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"version https://git-lfs.github.com/spec/v1" if kind == "pointer" else content[:-1])
+    after = compared_files(load_request(sharded), *check_model(sharded, 2, 1, 0, range(1))[2:])
+    assert after == {name: digest for name, digest in before.items() if name != path.name}
 
 
 def written(folder: Path, name: str, content: object) -> None:

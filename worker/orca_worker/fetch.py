@@ -67,10 +67,11 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
     if weights:  # before the first file, so that the workers of other pods notice that theirs are older
+        loaded = {SINGLE} & files.keys() or {INDEX, *filter(WEIGHTS.match, files)}
         listed = {
             name: file.identity or [file.size, file.version]
             for name, file in sorted(files.items())
-            if WEIGHTS.match(name) or name in READ
+            if name == "config.json" or name in loaded
         }
         _replace(folder / SOURCE_FILE, json.dumps(listed))
     names = []

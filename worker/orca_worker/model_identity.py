@@ -20,10 +20,10 @@ from orca_protos.model_files import INDEX_BYTES, FileError, MissingFileError, op
 from orca_worker.adapter_files import CONFIG as ADAPTER_CONFIG
 from orca_worker.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from orca_worker.errors import FaultError, ModelError
-from orca_worker.weight_headers import INDEX, SINGLE
+from orca_worker.weight_headers import INDEX, SINGLE, read_header
 
 SOURCE_FILE = ".orca-source.json"
-"""Written by `orca fetch`: names and identities of the weights and settings at the source."""
+"""Written by `orca fetch`: names and identities at the source of the files that workers load."""
 VERIFIED = ".orca-verified.json"
 """Written by `orca fetch`: names and identities of the files that it has downloaded, and verified if possible."""
 MOST_FILES = 1000
@@ -55,7 +55,9 @@ def compared_files(request: pb.LoadRequest, files: Collection[str], own_files: C
         _check_fetched(folder, own_files, request.partition)
         digests = {}
     else:
-        digests = file_digests(folder, ("config.json", *(() if SINGLE in files else (INDEX,))), files)
+        settings = ("config.json", *(() if SINGLE in files else (INDEX,)))
+        left_out = {name for name in files if name not in own_files and not _is_whole(folder, name)}
+        digests = file_digests(folder, settings, files, left_out)
     for adapter in request.adapter:
         of_adapter = file_digests(Path(adapter.path), (ADAPTER_CONFIG,), (ADAPTER_WEIGHTS,))
         digests |= {f"adapter {adapter.name}: {name}": digest for name, digest in of_adapter.items()}
@@ -69,8 +71,8 @@ def _check_fetched(folder: Path, weights: Collection[str], partition: int) -> No
         identity = wanted.get(name)
         if isinstance(identity, str) and present.get(name, identity) != identity:
             message = (
-                f"{folder}: {name} is not of the revision that was fetched last, into the same folder: name a commit "
-                "in spec.model.revision, or let new pods fetch the model again"
+                f"{folder}: {name} is not of the revision that was fetched last, into the same folder: fetch the model "
+                "again, which new pods do, and name a commit in spec.model.revision"
             )
             kind = pb.FAULT_KIND_CAUSE
             raise FaultError(
@@ -78,15 +80,27 @@ def _check_fetched(folder: Path, weights: Collection[str], partition: int) -> No
             )
 
 
-def file_digests(folder: Path, settings: Collection[str], weights: Collection[str]) -> dict[str, str]:
+def _is_whole(folder: Path, name: str) -> bool:
+    """Whether a file that only other partitions need has weights here: it may be a pointer of Git LFS or a link."""
+    try:
+        return bool(read_header(folder, name))
+    except FileError:
+        return False
+
+
+def file_digests(
+    folder: Path, settings: Collection[str], weights: Collection[str], left_out: Collection[str] = ()
+) -> dict[str, str]:
     """Return the digest of each of these files that is there: of whole settings, of sizes and samples of weights.
 
-    Raises ModelError, OSError.
+    `left_out`: weights that are not compared. Raises ModelError, OSError.
     """
     samples = max(FEWEST_SAMPLES, NUM_SAMPLES // max(1, len(weights)))
     wanted = dict.fromkeys(sorted(weights)[:MOST_FILES], samples) | dict.fromkeys(settings, INDEX_BYTES // SAMPLE_BYTES)
     digests = {}
     for name, num_samples in wanted.items():
+        if name in left_out:
+            continue
         try:
             digests[name] = _sampled(folder, name, num_samples)
         except MissingFileError:
