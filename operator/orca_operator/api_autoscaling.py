@@ -65,7 +65,7 @@ class Autoscaling(Part):
     target_batch_usage_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None,
         description="Target percentage of the places in batches that requests hold: a pipeline has "
-        "scheduler.maxBatchSize in each iteration in flight. Default: 100 with keda, which keeps as many pipelines as "
+        "scheduler.maxBatchSize for each of its partitions. Default: 100 with keda, which keeps as many pipelines as "
         "can run all requests at the same time; none with hpa, which needs a rule of the adapter for it.",
     )
     scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(

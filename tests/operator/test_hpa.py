@@ -83,7 +83,7 @@ def test_the_queue_counts_per_pipeline_and_the_cache_as_a_mean(percent, quantity
     assert cache["object"]["target"] == {"type": "Value", "value": quantity}
 
 
-@pytest.mark.parametrize(("size", "percent", "target"), [(1, 100, "32"), (1, 80, "25"), (2, 100, "96"), (1, 1, "1")])
+@pytest.mark.parametrize(("size", "percent", "target"), [(1, 100, "32"), (1, 80, "25"), (2, 100, "64"), (1, 1, "1")])
 def test_the_running_requests_count_per_pipeline_and_only_with_a_target(size, percent, target):
     """Without the adapter's rule for it, an HPA with the metric would remove no pipeline."""
     spec = merged(MINIMAL, parallelism={"pipelineParallelSize": size})

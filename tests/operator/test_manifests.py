@@ -355,6 +355,30 @@ def test_only_pods_with_a_claim_have_a_group(cache):
         assert ("fsGroup" in pod["securityContext"]) == (cache == {"claimName": "models"})
 
 
+@pytest.mark.parametrize(
+    ("volume", "has_group"),
+    [
+        ({"persistentVolumeClaim": {"claimName": "batches"}}, True),
+        ({"ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}, True),
+        ({"secret": {"secretName": "s", "defaultMode": 0o400}}, True),
+        ({"secret": {"secretName": "s", "defaultMode": 0o444}}, False),
+        ({"secret": {"secretName": "s"}}, False),
+        ({"configMap": {"name": "c"}}, False),
+        ({"emptyDir": {}}, False),
+    ],
+)
+@pytest.mark.parametrize("in_template", [False, True])
+def test_pods_with_a_download_keep_the_group_that_the_users_volumes_need(volume, has_group, in_template):
+    """Earlier versions gave the group to all of these pods; without it the next revision could not use the volume."""
+    volumes = [{"name": "mine"} | volume]
+    settings = {"podTemplate": {"spec": {"volumes": volumes}}} if in_template else {"volumes": volumes}
+    spec = merged(MINIMAL, model={"uri": "hf://a/b"}, master=settings)
+    workers, master = pod_specs(spec)
+    assert volumes[0] in master["volumes"]
+    assert ("fsGroup" in master["securityContext"]) == has_group
+    assert "fsGroup" not in workers["securityContext"]
+
+
 def test_a_download_has_the_mounts_that_its_variables_name():
     """Such as the certificates of a private authority: without them every download fails."""
     volume = {"name": "authorities", "configMap": {"name": "authorities"}}
@@ -370,6 +394,29 @@ def test_a_download_has_the_mounts_that_its_variables_name():
         for container in (*pod["containers"], *pod["initContainers"]):
             assert settings["env"][0] in container["env"]
             assert mount in container["volumeMounts"], container["name"]
+
+
+def test_a_download_has_the_variables_of_its_mounts_paths():
+    """The kubelet starts no container with a subPathExpr whose variable the container does not have."""
+    mount = {"name": "mine", "mountPath": "/mine", "subPathExpr": "$(POD_NAME)-$(POD_UID)-$(POD_IP)"}
+    settings = {"volumes": [{"name": "mine", "emptyDir": {}}], "volumeMounts": [mount]}
+    settings |= {"env": [{"name": "POD_IP", "value": "user"}]}
+    for pod in pod_specs(merged(MINIMAL, model={"uri": "hf://a/b"}, master=settings, worker=settings)):
+        for container in (*pod["containers"], *pod["initContainers"]):
+            assert mount in container["volumeMounts"]
+            named = [variable["name"] for variable in container["env"]]
+            assert {"POD_NAME", "POD_UID", "POD_IP"} <= set(named), container["name"]
+            assert len(named) == len(set(named))
+
+
+def test_a_download_has_no_mount_within_its_volume():
+    """A container runtime makes the folders above such a mount as root, and the download could not write to them."""
+    mounts = [{"name": "mine", "mountPath": path} for path in ("/models/cache/a--b/main/lora", "/models/cached")]
+    settings = {"volumes": [{"name": "mine", "emptyDir": {}}], "volumeMounts": mounts}
+    for pod in pod_specs(merged(MINIMAL, model={"uri": "hf://a/b"}, master=settings, worker=settings)):
+        (container,), (fetch,) = pod["containers"], pod["initContainers"]
+        assert [mount in container["volumeMounts"] for mount in mounts] == [True, True]
+        assert [mount in fetch["volumeMounts"] for mount in mounts] == [False, True]
 
 
 @pytest.mark.parametrize("secret", [None, {"name": "bucket"}])
@@ -388,7 +435,7 @@ def test_a_model_in_a_bucket_is_downloaded_like_one_of_a_hub(secret):
     for pod in pod_specs(spec):
         (fetch,) = pod["initContainers"]
         assert fetch["args"][:4] == ["fetch", "s3://models/team/llama/", "--into", path]
-        assert fetch["env"] == [endpoint]
+        assert [variable for variable in fetch["env"] if "value" in variable] == [endpoint]
         assert fetch.get("envFrom") == ([{"secretRef": {"name": "bucket"}}] if secret else None)
         assert {"name": "model", "emptyDir": {}} in pod["volumes"]
         options.append(fetch["args"][4:])

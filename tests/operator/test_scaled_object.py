@@ -11,6 +11,12 @@ import pytest
 import yaml
 from orca_contract import routes
 from orca_master.metrics.prometheus import Metrics
+from orca_master.scheduling.batch import Batch
+from orca_master.scheduling.kv_ledger import KvLedger
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.request_pool import RequestPool
+from orca_master.scheduling.scheduler import Scheduler
+from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_operator import names
 from orca_operator.manifests import hpa, scaled_object, services
 from orca_operator.scaling import wanted_autoscaler
@@ -157,12 +163,41 @@ def proposed(manifest: dict, replicas: int, waiting: int, usage: float, running:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "running", "expected"), [(1, 96, 3), (1, 65, 3), (1, 64, 2), (2, 288, 3), (2, 192, 2)]
+    ("partitions", "running", "expected"), [(1, 96, 3), (1, 65, 3), (1, 64, 2), (2, 192, 3), (2, 128, 2)]
 )
 def test_pipelines_with_full_batches_stay_although_no_request_waits(partitions, running, expected):
     """Short requests fill batches and few K/V slots. Without these pipelines they would wait, and bring them back."""
     spec = merged(MINIMAL, scheduler={"maxBatchSize": 32}, parallelism={"pipelineParallelSize": partitions})
     assert proposed(rendered(spec, maxReplicas=8), 3, 0, 0.2, running) == expected
+
+
+def num_waiting(pipelines: int, partitions: int, running: int, is_spare: bool) -> int:
+    """Return how many of so many requests find no place in the batches of 32 of these pipelines."""
+    config = SchedulerConfig(max_batch_size=32, n_workers=partitions, keeps_spare_iteration=is_spare)
+    scheduler = Scheduler(config, RequestPool(1000, 1 << 20))
+    for number in range(running):
+        scheduler.pool.put_back(Request(f"r{number}", number, (1,), 100))
+    in_flight: dict[str, list[Batch]] = {f"p{number}": [] for number in range(pipelines)}
+    for name in in_flight:
+        scheduler.add_pipeline(name, KvLedger(4000))
+    for _ in range(3 * partitions):
+        for name in [*in_flight] * (partitions + 1):
+            if proposal := scheduler.select(name):
+                in_flight[name].append(scheduler.dispatch(name, proposal))
+        for batch in [batches.pop(0) for batches in in_flight.values() if batches]:
+            scheduler.commit(batch, [0] * len(batch.requests))
+    return len(scheduler.pool)
+
+
+@pytest.mark.parametrize(("partitions", "is_spare"), [(1, False), (2, False), (2, True), (4, True)])
+def test_no_pipeline_is_removed_that_the_queue_would_bring_back(partitions, is_spare):
+    """The places of a spare iteration exist only for a full batch, and only with fcfs (spare_iteration.py)."""
+    spec = merged(MINIMAL, scheduler={"maxBatchSize": 32}, parallelism={"pipelineParallelSize": partitions})
+    manifest = rendered(spec, maxReplicas=8)
+    for running in range(1, 3 * 32 * partitions + 1, 15):
+        fewer = proposed(manifest, 3, 0, 0.2, running)
+        then = num_waiting(fewer, partitions, running, is_spare)
+        assert proposed(manifest, fewer, then, 0.2, running - then) <= fewer, running
 
 
 def test_a_target_below_all_places_adds_pipelines_before_requests_wait():

@@ -111,6 +111,14 @@ def test_errors_name_the_way_out(model, tmp_path):
         assert (found, words in line) == (code, True), line
 
 
+def test_a_server_without_tls_needs_no_authorities(model, tmp_path):
+    """The file may be one of the pod's other containers. With TLS its absence ends the download."""
+    code, line = fetch(model, tmp_path, "--without-weights", SSL_CERT_FILE="/absent.pem")
+    assert code == 0, line
+    line = fetch(model, tmp_path, SSL_CERT_FILE="/absent.pem", AWS_ENDPOINT_URL="https://127.0.0.1:1")[1]
+    assert line == "orca fetch: error: SSL_CERT_FILE /absent.pem: no such file"
+
+
 def test_errors_of_connections_have_their_cause(model, tmp_path):
     line = fetch(model, tmp_path, AWS_ENDPOINT_URL="http://127.0.0.1:1")[1]
     assert line.endswith("error sending request: Connection refused"), line

@@ -213,7 +213,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.into.exists() and not arguments.into.is_dir():
         parser.error(f"--into {arguments.into}: a folder is expected")
-    if (authorities := os.environ.get("SSL_CERT_FILE")) and not Path(authorities).is_file():
+    has_tls = not (arguments.uri.startswith("s3://") and os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"))
+    if has_tls and (authorities := os.environ.get("SSL_CERT_FILE")) and not Path(authorities).is_file():
         parser.error(f"SSL_CERT_FILE {authorities}: no such file")
     partition = None
     if arguments.partition is not None:

@@ -49,10 +49,9 @@ def scale_target(context: Context) -> dict[str, str]:
 def running_target(context: Context, percent: int) -> int:
     """Return the running requests per pipeline that are `percent` of its places, at least 1.
 
-    Several partitions have one iteration more than partitions in flight.
+    The place in a spare iteration (contracts.md, section 2) does not count: requests that do not fill it wait.
     """
-    partitions = context.spec.parallelism.pipeline_parallel_size
-    places = context.spec.scheduler.max_batch_size * (partitions + (partitions > 1))
+    places = context.spec.scheduler.max_batch_size * context.spec.parallelism.pipeline_parallel_size
     return max(1, places * percent // 100)
 
 

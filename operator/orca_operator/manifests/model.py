@@ -73,7 +73,8 @@ def fetch_container(
 ) -> dict[str, Any]:
     """Return the init container; `options` of `orca fetch` select the files that this pod needs.
 
-    `env` and `mounts` are the user's: a variable such as SSL_CERT_FILE names a file of a mount.
+    `env` and `mounts` are those of the pod's container: a variable such as SSL_CERT_FILE names a file of a mount.
+    Mounts within the model's volume are left out: a container runtime makes the folders above them as root.
     """
     model, source = spec.model, model_source(spec)
     environment: list[dict[str, Any]] = []
@@ -94,7 +95,11 @@ def fetch_container(
         "args": ["fetch", model.uri, *revision, "--into", source.path, *options],
         "env": [entry for entry in environment if entry["name"] not in overridden] + env,
         **entries,
-        "volumeMounts": [source.mount, {"name": "tmp", "mountPath": "/tmp"}, *mounts],
+        "volumeMounts": [
+            source.mount,
+            {"name": "tmp", "mountPath": "/tmp"},
+            *(mount for mount in mounts if not mount["mountPath"].startswith(f"{CACHE}/")),
+        ],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"resources": resources} if resources else {}),

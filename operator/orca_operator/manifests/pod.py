@@ -21,9 +21,10 @@ POD_SECURITY: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type":
 CACHE_GROUP = 10001
 """Group of the images' user (Dockerfile), which needs write access to a PersistentVolumeClaim.
 
-Every user may write to an emptyDir. Pods without a claim have no group: OpenShift's default security context constraint
-(restricted-v2) refuses groups outside the namespace's range.
+Every user may write to an emptyDir. Pods without a volume that needs the group have none: OpenShift's default security
+context constraint (restricted-v2) refuses groups outside the namespace's range.
 """
+READABLE_BY_ALL = 0o004
 GRACE_BEYOND_DRAIN = 10
 """Seconds to close streams and end processes after the drain."""
 NODE_TOLERANCE_SECONDS = 30
@@ -110,12 +111,11 @@ def pod_template(
         "volumes": volumes + ([source.volume] if source.volume else []) + settings.volumes,
     }
     if source.fetched:
-        if source.volume is not None and "persistentVolumeClaim" in source.volume:
+        if any(map(_needs_group, [*pod["volumes"], *_volumes_of_template(settings)])):
             pod["securityContext"]["fsGroup"] = CACHE_GROUP
         needs = {} if _sets_fetch_resources(settings) else without_devices(container.get("resources", {}))
-        fetch = fetch_container(
-            spec, container["image"], fetch_options, settings.env, settings.volume_mounts, SECURITY, needs
-        )
+        env = merged_env(downward_env(), settings.env)
+        fetch = fetch_container(spec, container["image"], fetch_options, env, settings.volume_mounts, SECURITY, needs)
         pod["initContainers"] = [*settings.init_containers, fetch]
     elif settings.init_containers:
         pod["initContainers"] = settings.init_containers
@@ -136,6 +136,18 @@ def pod_template(
         "annotations": {**annotations, **settings.annotations},
     }
     return {"metadata": metadata, "spec": pod}
+
+
+def _volumes_of_template(settings: PodSettings) -> list[dict[str, Any]]:
+    return settings.pod_template.spec.get("volumes") or [] if settings.pod_template is not None else []
+
+
+def _needs_group(volume: dict[str, Any]) -> bool:
+    """Whether the kubelet gives access to a volume by the group: to claims, and to files that only root may read."""
+    if volume.get("persistentVolumeClaim") or volume.get("ephemeral"):
+        return True
+    modes = [source.get("defaultMode") for source in volume.values() if isinstance(source, dict)]
+    return any(isinstance(mode, int) and not mode & READABLE_BY_ALL for mode in modes)  # podTemplate has no types
 
 
 def _sets_fetch_resources(settings: PodSettings) -> bool:

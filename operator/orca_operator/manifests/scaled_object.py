@@ -19,7 +19,7 @@ QUEUE_METRIC = "orca:num_requests_waiting"
 CACHE_METRIC = "orca:kv_cache_usage_perc"
 RUNNING_METRIC = "orca:num_requests_running"
 ALL_PLACES = 100
-"""Percentage at which full pipelines stay although no request waits, and none is added before requests wait."""
+"""Percentage at which full pipelines stay although no request waits, and none is added before batches are full."""
 PAUSED = "autoscaling.keda.sh/paused"
 """Annotation that stops KEDA: without pods the triggers fail, and a fallback would set `replicas`."""
 
