@@ -184,7 +184,7 @@ class LLM:
         folder; None: the model. `use_tqdm`: see UseTqdm.
         """
         self._check(model)
-        inputs = self._inputs(prompts)
+        inputs = self._inputs(prompts, self._endpoint.codec.encode)
         given = SamplingParams(**self._endpoint.codec.sampling_defaults) if sampling_params is None else sampling_params
         parameters = [given] * len(inputs) if isinstance(given, SamplingParams) else list(given)
         if len(parameters) != len(inputs):
@@ -220,7 +220,7 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return a vector of length 1 for each prompt, in order. Raises as `generate`."""
         self._check(model)
-        inputs = self._inputs(prompts)
+        inputs = self._inputs(prompts, self._endpoint.codec.encode_to_embed)
         sums = self._loop.run(self._pooled([tokens for _, tokens in inputs], model, use_tqdm))
         vectors = [EmbeddingOutput(unit_vector(values).tolist()) for values in sums]
         return [EmbeddingRequestOutput(tokens, vector) for (_, tokens), vector in zip(inputs, vectors, strict=True)]
@@ -243,10 +243,12 @@ class LLM:
         if model is not None and model not in names:
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
 
-    def _inputs(self, prompts: str | PromptDictionary | Sequence[Prompt]) -> list[tuple[str | None, list[int]]]:
+    def _inputs(
+        self, prompts: str | PromptDictionary | Sequence[Prompt], encode: Callable[[str], list[int]]
+    ) -> list[tuple[str | None, list[int]]]:
         """Return the text, if any, and the tokens of each prompt."""
         several: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        return [text_and_tokens(prompt, self._endpoint.codec.encode) for prompt in several]
+        return [text_and_tokens(prompt, encode) for prompt in several]
 
     async def _rendered(self, bodies: list[ChatCompletionRequest]) -> list[PromptDictionary]:
         prompts: list[PromptDictionary] = []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from orca_master.endpoint.file_routes import WRITTEN_BYTES, parts_of
 from orca_master.scheduling.request import ServiceClass
 from support.batches import TEMPLATE, Server, created, ended, line, lines_of, play, servers, upload
 from support.scripted_engine import END, MODEL, Scripted, make_model
@@ -313,3 +316,21 @@ def test_a_key_has_four_uploads_at_a_time(server):
             assert await send("one") == 200
 
     play(made, scene)
+
+
+@pytest.mark.parametrize(("size", "num_reads"), [(0, 0), (3, 1), (WRITTEN_BYTES, 1), (WRITTEN_BYTES + 1, 2)])
+def test_no_read_follows_the_last_byte_of_a_file(size, num_reads):
+    """The next request of the client, with a body above 64 KiB, got no answer if it came during this read."""
+    reads: list[int] = []
+
+    class Threads:
+        async def run(self, read: Callable[[int], bytes], most: int) -> bytes:
+            reads.append(most)
+            return read(most)
+
+    async def content() -> bytes:
+        parts: Any = parts_of(io.BytesIO(b"x" * size), size, Threads())  # type: ignore[arg-type]
+        return b"".join([part async for part in parts])
+
+    assert asyncio.run(content()) == b"x" * size
+    assert len(reads) == num_reads

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from dataclasses import replace
+from typing import Any
 
+import openai
 import pytest
+from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Submission
-from orca_master.engine.request_limits import check_priority, check_values
-from orca_master.errors import RequestError
+from orca_master.engine.request_limits import check_length, check_priority, check_values
+from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
+from support.scripted_engine import END, Scripted, ScriptedEngine, make_model
 
 VOCABULARY = 100
 
@@ -88,3 +94,54 @@ def test_a_new_request_has_a_priority_only_with_the_policy_that_has_them(priorit
     with pytest.raises(RequestError, match="without --scheduling-policy priority") as refused:
         check_priority(submission, policy)
     assert refused.value.field == "priority"
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_answer", "field"),
+    [
+        (16, 48, None),
+        (64, 0, None),  # an embedding
+        (16, 49, "most"),
+        (63, 90, "most"),
+        (64, 1, "input"),
+        (80, 0, "input"),
+        (16, 200, "most"),
+        (100, 1, "input"),
+    ],
+)
+def test_what_exceeds_context_or_slots_is_named_by_the_field_that_can_change_it(num_prompt, num_answer, field):
+    limits = 100, 64
+    if field is None:
+        check_length(num_prompt, num_answer, *limits, "most", "input")
+        return
+    with pytest.raises(RequestError, match=f"^{field}: ") as refused:
+        check_length(num_prompt, num_answer, *limits, "most", "input")
+    assert refused.value.field == field
+    if field == "input":  # programs shorten a conversation on it
+        assert refused.value.code == CONTEXT_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_completion_tokens": 60}, "max_completion_tokens"),
+        ({"max_tokens": 60}, "max_tokens"),
+        ({"max_completion_tokens": 1, "messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
+    ],
+)
+def test_a_chat_that_exceeds_the_slots_is_told_of_the_field_that_it_has(tmp_path, fields, field):
+    class Small(ScriptedEngine):
+        @property
+        def status(self) -> EngineStatus:
+            return replace(super().status, num_slots=64)
+
+    scripted = Scripted(make_model(tmp_path, "{{ messages[0].content }}"), END, engine=Small)
+    messages: Any = [{"role": "user", "content": "hello"}]
+
+    async def run() -> None:
+        async with scripted as client:
+            with pytest.raises(openai.BadRequestError, match="this server has 64") as refused:
+                await client.chat.completions.create(**{"model": "scripted", "messages": messages, **fields})
+            assert refused.value.param == field
+
+    asyncio.run(run())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ from orca_master.errors import RequestError
 from orca_master.llm import CLOSED, LLM
 from orca_master.llm_messages import Logprob, SamplingParams, output_of
 from orca_master.loop_thread import LoopThread
+from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.scripted_engine import END, Scripted, make_model
 
@@ -144,6 +147,24 @@ def test_embeddings_have_length_1(llm, scripted):
     assert llm.embed([]) == []
     with pytest.raises(RequestError, match=r"^model: 'other' is not loaded, choose from 'scripted'$"):
         llm.embed("a", model="other")
+
+
+def test_texts_to_embed_get_the_end_that_the_model_expects_offline_and_over_http(llm, scripted, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_eos_token": True, "eos_token": END}))
+    scripted.endpoint.codec = TextCodec(tmp_path)
+    plain, end = scripted.codec.encode("a"), scripted.codec.encode(END)
+    outputs = llm.embed(["a", {"prompt_token_ids": plain}])
+    assert [output.prompt_token_ids for output in outputs] == [plain + end, plain]
+    assert llm.generate("a")[0].prompt_token_ids == plain
+    scripted.engine.submissions.clear()
+
+    async def run() -> None:
+        async with Scripted(tmp_path, f"four{END}", engine=lambda *_: scripted.engine) as client:
+            for given, options in (("a", {}), (plain, {}), ("a", {"add_special_tokens": False})):
+                await client.embeddings.create(model="scripted", input=given, extra_body=options)
+
+    asyncio.run(run())
+    assert [list(submission.prompt) for submission in scripted.engine.submissions] == [plain + end, plain, plain]
 
 
 def test_a_closed_llm_says_so(llm):

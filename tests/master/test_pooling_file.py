@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,29 @@ def test_what_is_not_supported_is_named_unless_the_option_decides(tmp_path, file
 
 
 @pytest.mark.parametrize(
-    "content", [b"{}", b"[1]", b"[", b'[{"path": "x"}]', b'[{"type": "a.Pooling", "path": "../x"}]']
+    "content",
+    [
+        b"{}",
+        b"[1]",
+        b"[",
+        b'[{"path": "x"}]',
+        b'[{"type": "a.Pooling", "path": "../x"}]',
+        b'[{"type": "a.Pooling", "path": "x\\nready"}]',
+    ],
 )
 def test_a_broken_list_of_modules_is_refused(tmp_path, content):
     (tmp_path / "modules.json").write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"modules.json: "):
         pooling_of(tmp_path, "auto")
+
+
+def test_a_line_says_what_the_files_have_decided(tmp_path, caplog):
+    """The mean may be new after an update, and stored vectors would not match."""
+    caplog.set_level(logging.INFO)
+    pooling_of(write(tmp_path, flags("mean")), "auto")
+    assert caplog.messages == [f"--embedding-pooling auto: mean, by {tmp_path / 'modules.json'}"]
+    pooling_of(tmp_path, "last")
+    assert len(caplog.messages) == 1
 
 
 def test_without_files_it_is_the_last_token(tmp_path, caplog):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.text.tokenizer import TextCodec
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +150,32 @@ def test_prompts_are_neither_cut_nor_padded(codec, tmp_path):
     }  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
     assert TextCodec(tmp_path).encode("hello") == codec.encode("hello")
+
+
+@pytest.mark.parametrize(
+    ("config", "template", "begins", "ends"),
+    [
+        ({"add_eos_token": True, "eos_token": "</s>"}, "<s> $A", 1, 1),  # e5-mistral-7b-instruct
+        ({"add_eos_token": True, "eos_token": {"content": "</s>"}}, "$A", 0, 1),
+        ({"add_eos_token": True, "eos_token": "</s>"}, "<s> $A </s>", 1, 1),
+        ({"add_eos_token": True, "eos_token": "<s>"}, "<s> $A", 1, 1),
+        ({"add_eos_token": False, "eos_token": "</s>"}, "<s> $A", 1, 0),
+        ({"add_eos_token": "true", "eos_token": "</s>"}, "<s> $A", 1, 0),
+        ({"eos_token": "</s>"}, "<s> $A", 1, 0),
+        ({"add_eos_token": True}, "<s> $A", 1, 0),
+        ({"add_eos_token": True, "eos_token": "absent"}, "<s> $A", 1, 0),
+    ],
+)
+def test_a_text_to_embed_ends_as_tokenizer_config_says(config, template, begins, ends, codec, tmp_path):
+    """The embedding of e5-mistral-7b-instruct is that of </s>, which its tokenizer.json does not add."""
+    tokenizer = Tokenizer.from_str(codec._tokenizer.to_str())
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    names = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=names)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made, (begin, end) = TextCodec(tmp_path), (token for _, token in names)
+    if config.get("eos_token") == "<s>":
+        end = begin
+    assert made.encode_to_embed("ab") == [begin] * begins + made.encode("ab", add_special_tokens=False) + [end] * ends
+    assert made.encode("ab")[-1] != end or template.endswith("</s>"), "a prompt goes on"

@@ -242,9 +242,9 @@ async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, reque
         max_tokens = min(room, endpoint.codec.max_new_tokens or room)
         of_model = "max_new_tokens of the model's generation_config.json"
         check_min_tokens(body, max_tokens, ROOM if max_tokens == room else of_model)
-    elif longest := endpoint.engine.status.max_model_len:
+    elif (status := endpoint.engine.status).max_model_len:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        check_length(len(prompt), max_tokens, longest, field, "messages")
+        check_length(len(prompt), max_tokens, status.max_model_len, status.num_slots, field, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, limit, owner)
 

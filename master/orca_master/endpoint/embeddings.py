@@ -175,8 +175,9 @@ def submissions_of(
 async def _inputs(body: EmbeddingRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
     """Return the inputs as token ids; raise RequestError without a tokenizer."""
     entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
+    ending = endpoint.codec.ending if body.add_special_tokens else []
     return [
-        await endpoint.encode(entry, "input", owner, body.add_special_tokens)
+        await endpoint.encode(entry, "input", owner, body.add_special_tokens) + ending
         if isinstance(entry, str)
         else cast("Sequence[int]", entry)
         for entry in entries

@@ -136,8 +136,9 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
         record, files = find(file_id, request), batches_of(endpoint).files
         with disk_errors():
             file = await files.threads.run(files.path(record.id).open, "rb")
-        size = {"content-length": str(os.fstat(file.fileno()).st_size)}
-        return StreamingResponse(_content(file, files.threads), headers=size, media_type="application/octet-stream")
+        size = os.fstat(file.fileno()).st_size
+        parts, headers = parts_of(file, size, files.threads), {"content-length": str(size)}
+        return StreamingResponse(parts, headers=headers, media_type="application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> Response:
@@ -150,9 +151,14 @@ def add_files(app: FastAPI, endpoint: Endpoint) -> None:
         return JSONResponse({"id": record.id, "object": "file", "deleted": True})
 
 
-async def _content(file: IO[bytes], threads: DiskThreads) -> AsyncIterator[bytes]:
+async def parts_of(file: IO[bytes], size: int, threads: DiskThreads) -> AsyncIterator[bytes]:
+    """Yield the content of a file, and end with its last byte, without a read that returns nothing.
+
+    The client has the whole response then, and a long request that it sends during such a read would seem pipelined.
+    """
     with file:
-        while part := await threads.run(file.read, WRITTEN_BYTES):
+        while size > 0 and (part := await threads.run(file.read, WRITTEN_BYTES)):
+            size -= len(part)
             yield part
 
 

@@ -16,21 +16,18 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 
 def check_fits(request: Request, max_model_len: int, num_slots: int) -> None:
     """Raise RequestError for a request longer than the model's context or the K/V slots of the largest pipeline."""
-    check_length(len(request.prompt), request.max_gen_tokens, max_model_len)
-    rounded = blocks_for(request.max_tokens) * BLOCK_SIZE
-    numbers = f"{len(request.prompt)} prompt tokens + {request.max_gen_tokens} max_tokens"
-    if rounded > num_slots:
-        raise RequestError(
-            f"{numbers} need {rounded} K/V slots (rounded to blocks of {BLOCK_SIZE}), "
-            f"this server has {num_slots}: lower max_tokens or raise --kv-slots",
-            "max_tokens",
-        )
+    check_length(len(request.prompt), request.max_gen_tokens, max_model_len, num_slots)
 
 
 def check_length(
-    num_prompt: int, num_answer: int, max_model_len: int, field: str = "max_tokens", prompt: str = "prompt"
+    num_prompt: int,
+    num_answer: int,
+    max_model_len: int,
+    num_slots: int,
+    field: str = "max_tokens",
+    prompt: str = "prompt",
 ) -> None:
-    """Raise RequestError if a prompt and the longest answer to it exceed the model's context.
+    """Raise RequestError if a prompt and the longest answer to it exceed the model's context or the K/V slots.
 
     Names `field`, which has the length of answers, or `prompt`, which has the prompt, if no answer would fit.
     """
@@ -38,9 +35,18 @@ def check_length(
     if num_prompt >= max_model_len and num_answer:
         message = f"{prompt}: the prompt is too long: it has {num_prompt} tokens: {longest}, the answer's included"
         raise RequestError(message, prompt, CONTEXT_EXCEEDED)
+    together = f"{num_prompt} prompt tokens + {num_answer} for the answer"
     if (total := num_prompt + num_answer) > max_model_len:
-        message = f"{field}: {num_prompt} prompt tokens + {num_answer} for the answer = {total} tokens: {longest}"
-        raise RequestError(message, field, CONTEXT_EXCEEDED)
+        raise RequestError(f"{field}: {together} = {total} tokens: {longest}", field, CONTEXT_EXCEEDED)
+    if (rounded := blocks_for(total) * BLOCK_SIZE) > num_slots:
+        none_fits = blocks_for(num_prompt + 1) * BLOCK_SIZE > num_slots
+        name, remedy = (prompt, "shorten") if none_fits else (field, "lower")
+        raise RequestError(
+            f"{name}: {together} need {rounded} K/V slots (rounded to blocks of {BLOCK_SIZE}), this server has "
+            f"{num_slots}: {remedy} {name} or raise --kv-slots",
+            name,
+            CONTEXT_EXCEEDED if none_fits else None,
+        )
 
 
 def check_generates(status: EngineStatus) -> None:

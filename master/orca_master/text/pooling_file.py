@@ -78,11 +78,13 @@ def pooling_of(model_path: Path, choice: PoolingChoice) -> Pooling:
     if choice != "auto":
         return choice
     try:
-        return _stored_pooling(model_path)
+        pooling = _stored_pooling(model_path)
     except MissingFileError:
         return "last"
     except FileError as error:
         raise ConfigurationError(f"{error}: {REMEDY}") from error
+    logger.info("--embedding-pooling auto: %s, by %s", pooling, model_path / MODULES)
+    return pooling
 
 
 def _stored_pooling(model_path: Path) -> Pooling:
@@ -99,7 +101,7 @@ def _stored_pooling(model_path: Path) -> Pooling:
 
 
 def _mode_of(model_path: Path, folder: str) -> Pooling:
-    if "/" in folder or folder in ("", ".", ".."):
+    if "/" in folder or folder in ("", ".", "..") or not folder.isprintable():
         raise FileError(f"{model_path / MODULES}: path {quote(folder)} is not the name of a folder")
     path = model_path / folder
     try:

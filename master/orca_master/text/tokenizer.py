@@ -83,6 +83,8 @@ class TextCodec:
         self.max_new_tokens = recommended.max_new_tokens
         """Most tokens of the answer to a chat that sets no maximum; None: the rest of the context."""
         self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
+        self.ending = self._ending(model_path)
+        """Tokens after a text that is embedded, beside those of `encode`."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -103,6 +105,25 @@ class TextCodec:
             raise RequestError(f"the text has a lone surrogate at character {error.start}", name) from error
         with errors_as(RequestError, "the model's tokenizer fails on this text: "):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_to_embed(self, text: str) -> list[int]:
+        """Return the token ids of a text that is embedded; raise as `encode`."""
+        return self.encode(text) + self.ending
+
+    def _ending(self, model_path: Path) -> list[int]:
+        """Return the token of the end if tokenizer_config.json has `add_eos_token` and tokenizer.json does not add it.
+
+        Models of embeddings rely on it, such as e5-mistral-7b-instruct, whose embeddings are those of this token.
+        transformers adds it up to version 4. Prompts do not get it: the text that follows would be another one.
+        """
+        config = read_tokenizer_config(model_path)
+        text = config.special_tokens.get("eos_token")
+        if config.add_eos_token is not True or text is None or self._tokenizer is None:
+            return []
+        token = self._tokenizer.token_to_id(text)
+        with errors_as(ConfigurationError, f"{model_path / 'tokenizer.json'}: "):
+            adds_it = self._tokenizer.encode("a").ids[-1:] == [token]
+        return [] if token is None or adds_it else [token]
 
     def bad_words(self, words: Sequence[str]) -> BadWordTokens:
         """Return the sequences of tokens that are generated for words, at the beginning of a text and behind a space.

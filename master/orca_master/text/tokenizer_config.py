@@ -39,6 +39,8 @@ class TokenizerConfigFile(BaseModel):
     pad_token: str | SpecialToken | None = None
     unk_token: str | SpecialToken | None = None
     chat_template: str | Annotated[list[NamedTemplate], Field(max_length=64)] | None = None
+    add_eos_token: Any = None
+    """True if a text ends with the eos_token. Other values mean nothing."""
 
     @property
     def special_tokens(self) -> dict[str, str]:
