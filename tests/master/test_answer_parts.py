@@ -51,6 +51,13 @@ def play(scripted: Scripted, scene: Callable[[Any], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def reasoning_rule(scripted: Scripted) -> str:
+    """Return the format of the reasoning before the grammar of the last request."""
+    grammar = scripted.engine.submissions[-1].grammar
+    assert grammar is not None
+    return grammar.reasoning
+
+
 @pytest.fixture(params=sorted(ANSWERS))
 def form(request) -> str:
     return request.param
@@ -423,9 +430,7 @@ def test_an_answer_that_continues_a_text_is_no_reasoning(tmp_path, reasoning_par
         assert [call.function.name for call in choice.message.tool_calls] == ["now"]
         forced = {**ADD, "function": {**ADD["function"], "strict": True}}
         await completions.create(model=MODEL, messages=begun, tools=[forced], extra_body=options)
-        grammar = scripted.engine.submissions[-1].grammar
-        assert grammar is not None
-        assert grammar.reasoning == "qwen3"
+        assert reasoning_rule(scripted) == "qwen3"
 
     play(scripted, scene)
 
@@ -466,9 +471,7 @@ def test_a_prompt_that_ends_the_reasoning_leaves_none_for_the_answer(tmp_path, r
             assert not hasattr(message, "reasoning_content")
             chunks = [chunk async for chunk in await completions.create(**options, **limits, stream=True)]
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == '{"x": 1}'
-        grammar = scripted.engine.submissions[-1].grammar
-        assert grammar is not None
-        assert grammar.reasoning == "qwen3"
+        assert reasoning_rule(scripted) == "qwen3"
 
     play(scripted, scene)
 
@@ -484,9 +487,7 @@ def test_an_answer_begins_within_the_reasoning_that_the_prompt_has_begun(tmp_pat
         made = await completions.create(model=MODEL, messages=QUESTION, extra_body=options, **limits)
         message = made.choices[0].message
         assert (message.reasoning_content, message.content) == ("why", '{"x": 1}')
-        grammar = scripted.engine.submissions[-1].grammar
-        assert grammar is not None
-        assert grammar.reasoning == "deepseek_r1"
+        assert reasoning_rule(scripted) == "deepseek_r1"
 
     play(scripted, scene)
 

@@ -104,6 +104,20 @@ def connect(limits=LIMITS) -> tuple[BoundedProtocol, Peer]:
     return connection, peer
 
 
+async def client_that_waits() -> tuple[socket.socket, asyncio.Task[None]]:
+    """Return a client on a socket, and the task of its request, which gets no answer."""
+    loop = asyncio.get_running_loop()
+    connection, _ = connect()
+    server, client = socket.socketpair()
+    client.setblocking(False)
+    await loop.connect_accepted_socket(lambda: connection, server)
+    await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
+    while not connection.tasks:
+        await asyncio.sleep(0)
+    (waiting,) = connection.tasks
+    return client, waiting
+
+
 async def flood(connection, peer, start: bytes, again: bytes, total: int = 64 << 20) -> int:
     """Send `again` without end in reads of 256 KiB; return how many bytes were taken before the connection closed."""
     connection.data_received(start)
@@ -201,14 +215,7 @@ def test_a_client_that_leaves_is_noticed_behind_a_later_pipelined_request():
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        connection, _ = connect()
-        server, client = socket.socketpair()
-        client.setblocking(False)
-        await loop.connect_accepted_socket(lambda: connection, server)
-        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
-        while not connection.tasks:
-            await asyncio.sleep(0)
-        (waiting,) = connection.tasks
+        client, waiting = await client_that_waits()
         for _ in range(5):
             await asyncio.sleep(0)
         await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
@@ -225,14 +232,7 @@ def test_a_client_that_leaves_is_noticed_behind_a_long_body(num_before):
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        connection, _ = connect()
-        server, client = socket.socketpair()
-        client.setblocking(False)
-        await loop.connect_accepted_socket(lambda: connection, server)
-        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
-        while not connection.tasks:
-            await asyncio.sleep(0)
-        (waiting,) = connection.tasks
+        client, waiting = await client_that_waits()
         body = b"POST /read HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + b" " * 1_000_000
         await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n" * num_before + body)
         assert not waiting.done()

@@ -213,8 +213,9 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.into.exists() and not arguments.into.is_dir():
         parser.error(f"--into {arguments.into}: a folder is expected")
-    has_tls = not (arguments.uri.startswith("s3://") and os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"))
-    if has_tls and (authorities := os.environ.get("SSL_CERT_FILE")) and not Path(authorities).is_file():
+    # A bucket without TLS does not need the file. The hub's client reads it for every address.
+    needed = not (arguments.uri.startswith("s3://") and os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"))
+    if needed and (authorities := os.environ.get("SSL_CERT_FILE")) and not Path(authorities).is_file():
         parser.error(f"SSL_CERT_FILE {authorities}: no such file")
     partition = None
     if arguments.partition is not None:

@@ -75,13 +75,12 @@ class PartitionLoader:
             )
             num_bytes = model.num_bytes + await asyncio.to_thread(_check_draft_model, request)
             digest = await asyncio.to_thread(load_digest, request)
-            facts = self.facts
-            same = self.request == request and facts is not None and facts.digest == digest
-            if same and facts is not None:
-                files: Mapping[str, str] = facts.file_digest
+            files: Mapping[str, str]
+            if self.request == request and self.facts is not None and self.facts.digest == digest:
+                files, ranks = self.facts.file_digest, await self._living_ranks(request)
             else:
                 files = await asyncio.to_thread(compared_files, request, model.files, model.own_files)
-            ranks = await (self._living_ranks(request) if same else self._empty_ranks(request))
+                ranks = await self._empty_ranks(request)
             async for progress in self._load(ranks, request, digest, files):
                 progress.total_bytes = num_bytes
                 yield progress

@@ -101,7 +101,7 @@ class AnswerFormat:
     tool_calls: ToolCallFormat | None = None
     reasoning: str | None = None
     codec: TextCodec | None = None
-    """Has the texts of prompts; None without reasoning that is separated."""
+    """Decodes the ends of prompts; is set if `reasoning` is."""
 
     @classmethod
     def of(cls, tool_call_parser: str, reasoning_parser: str, template: str | None, codec: TextCodec) -> AnswerFormat:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orca_master.engine.answer_lengths import AnswerLengths
 from orca_master.engine.measured_draft_costs import MeasuredDraftCosts
@@ -23,12 +24,19 @@ from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 
 
+class _Iteration(NamedTuple):
+    """An iteration in flight. `crowded`: all places or blocks were taken; `limited`: requests had to wait."""
+
+    sent_at: float
+    crowded: bool
+    limited: bool
+
+
 @dataclass(slots=True)
 class _Sent:
-    """The iterations in flight of one pipeline: when each was sent, whether requests had to wait for it, and whether
-    they had to because all places or blocks were taken."""
+    """The iterations in flight of one pipeline."""
 
-    iterations: deque[tuple[float, bool, bool]] = field(default_factory=deque)
+    iterations: deque[_Iteration] = field(default_factory=deque)
     returned_at: float = 0.0
     """Time of the last result."""
 
@@ -46,8 +54,9 @@ class ExpectedWait:
 
     def note_sent(self, batch: Batch, now: float) -> None:
         """Note an iteration; call it after the scheduler's dispatch, before requests are added."""
-        sent = self._sent.setdefault(batch.pipeline, _Sent())
-        sent.iterations.append((now, leaves_behind(self._scheduler, batch), is_crowded(self._scheduler)))
+        crowded = is_crowded(self._scheduler)
+        limited = crowded or leaves_behind(self._scheduler, batch)
+        self._sent.setdefault(batch.pipeline, _Sent()).iterations.append(_Iteration(now, crowded, limited))
 
     def note_returned(self, batch: Batch, now: float, num_accepted: int = 0, drafting: float = 0.0) -> None:
         """Note the result of the pipeline's oldest iteration, with so many drafted tokens that are part of an answer.
@@ -58,15 +67,14 @@ class ExpectedWait:
         sent = self._sent.get(batch.pipeline)
         if sent is None:
             return
-        sent_at, limited, crowded = sent.iterations.popleft()
-        seconds = now - max(sent_at, sent.returned_at)
+        iteration = sent.iterations.popleft()
+        seconds = now - max(iteration.sent_at, sent.returned_at)
         sent.returned_at = now
         prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
         generated = num_accepted + sum(entry.samples for entry in batch.requests)
         answers = any(entry.request.pooling is None for entry in batch.requests)
-        self._costs.note(
-            seconds, prompt, generated, limited, answers, 0 if crowded else self._scheduler.config.batch_size
-        )
+        places = 0 if iteration.crowded else self._scheduler.config.batch_size
+        self._costs.note(seconds, prompt, generated, iteration.limited, answers, places)
         if not prompt:
             self.draft_costs.note_rows(seconds - drafting, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()

@@ -1,17 +1,11 @@
-"""`load_requests`: what each worker of a pipeline loads; `check_applied`: whether it has; `common_facts`, `difference`:
-whether all have loaded the same model.
-"""
+"""`load_requests`: what each worker of a pipeline loads; `check_applied`: whether it has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from orca_contract.reasons import Reason
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.config import EngineConfig
-from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
 
 
@@ -44,46 +38,6 @@ def load_requests(spec: PipelineSpec, topology: Topology, config: EngineConfig) 
         )
         for partition, address in enumerate(spec.workers)
     ]
-
-
-def common_facts(workers: Sequence[str], facts: Sequence[pb.ModelFacts]) -> pb.ModelFacts:
-    """Return the facts of a pipeline with workers at these addresses: those of the first, and the files of all.
-
-    Raises WorkerLostError if two of them have different weights.
-    """
-    common = pb.ModelFacts()
-    common.CopyFrom(facts[0])
-    for partition, each in enumerate(facts):
-        if difference(common, each):
-            other = next(place for place in range(partition) if difference(facts[place], each))
-            raise different_weights(
-                f"partition {other} (worker {workers[other]})",
-                f"partition {partition} (worker {workers[partition]})",
-                difference(facts[other], each),
-                workers[partition],
-            )
-        common.source = common.source or each.source
-        common.file_digest.update(each.file_digest)
-    return common
-
-
-def difference(first: pb.ModelFacts, second: pb.ModelFacts) -> str:
-    """Return which weights or settings of two workers or pipelines differ, as far as both report them; "" if none."""
-    if first.source and second.source and first.source != second.source:
-        return f"fetched revisions {first.source} and {second.source}"
-    for name in sorted(first.file_digest.keys() & second.file_digest.keys()):
-        if first.file_digest[name] != second.file_digest[name]:
-            return f"{name} {first.file_digest[name]} and {second.file_digest[name]}"
-    return ""
-
-
-def different_weights(first: str, second: str, what: str, worker: str) -> WorkerLostError:
-    """Return the error for two parts of an engine that would compute other tokens from the same prompt."""
-    message = (
-        f"{first} and {second} have different weights or settings of the model ({what}): name a commit in "
-        "spec.model.revision, or an image by its digest, or change spec.restart.id, after which new pods load the same"
-    )
-    return WorkerLostError(message, Reason.DIFFERENT_WEIGHTS, worker, outside=True)
 
 
 def check_applied(worker: str, request: pb.LoadRequest, facts: pb.ModelFacts) -> None:

@@ -27,7 +27,8 @@ from orca_master.engine.config import EngineConfig
 from orca_master.engine.earlier_master import describe_free
 from orca_master.engine.faults import Evidence, FaultCollector, WorkerLostError, all_workers, lost_worker
 from orca_master.engine.iteration_message import build_iteration
-from orca_master.engine.load_request import check_applied, common_facts, load_requests
+from orca_master.engine.load_request import check_applied, load_requests
+from orca_master.engine.same_weights import common_facts
 from orca_master.engine.snapshot import LoadedBytes
 from orca_master.engine.worker_connection import WorkerConnection
 from orca_master.engine.workers import PipelineReceiver

@@ -16,9 +16,9 @@ from orca_protos import engine_pb2 as pb
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
-from orca_master.engine.load_request import difference, different_weights
 from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.runtime_adapters import RuntimeAdapters
+from orca_master.engine.same_weights import difference, different_weights
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, PipelineWorkers, formed_pipeline

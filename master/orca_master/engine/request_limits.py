@@ -29,7 +29,8 @@ def check_length(
 ) -> None:
     """Raise RequestError if a prompt and the longest answer to it exceed the model's context or the K/V slots.
 
-    Names `field`, which has the length of answers, or `prompt`, which has the prompt, if no answer would fit.
+    All numbers in tokens. Names `field`, which has the length of answers, or `prompt`, which has the prompt, if no
+    answer would fit.
     """
     longest = f"this model's maximum context length is {max_model_len} tokens"
     if num_prompt >= max_model_len and num_answer:

@@ -271,7 +271,7 @@ class PipelineSupervisor:
 
     def _enter(self, state: PipelinePhase) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
-        if state is PipelinePhase.FORMING:
+        if state is PipelinePhase.FORMING:  # all workers have loaded
             self._check(self.workers)
         self.state = state
         self._publish()

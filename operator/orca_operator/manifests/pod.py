@@ -25,6 +25,7 @@ Every user may write to an emptyDir. Pods without a volume that needs the group 
 context constraint (restricted-v2) refuses groups outside the namespace's range.
 """
 READABLE_BY_ALL = 0o004
+"""Bit of a file's mode."""
 GRACE_BEYOND_DRAIN = 10
 """Seconds to close streams and end processes after the drain."""
 NODE_TOLERANCE_SECONDS = 30
