@@ -86,16 +86,28 @@ def adopt(cluster: Cluster, live: Object, owner: Owner) -> dict[str, Any]:
 def is_own(live: Object, owner: Owner) -> bool:
     """Return False for an object of an earlier OrcaDeployment of the same name, which may be deleted.
 
-    An object without an owner is adopted if it has the deployment's label. Raises InvalidSpecError for any other
-    object, which may be a user's.
+    An object without an owner is adopted if it has the labels of the operator's making. Raises InvalidSpecError for any
+    other object, which may be a user's or the operator's own.
     """
     if owner_uid(live) == owner.uid:
         return True
     holder = owner_of(live)
-    if label(live, names.DEPLOYMENT_LABEL) != owner.name or holder.get("kind", names.KIND) != names.KIND:
-        is_rivals = holder.get("kind") == names.KIND and holder.get("name", owner.name) != owner.name
-        whose = f"the {names.KIND} {holder['name']}'s" if is_rivals else "not ORCA's"
-        raise InvalidSpecError(
-            f"metadata.name: a {live['kind']} named {name_of(live)} exists and is {whose}: choose another name"
-        )
-    return not owner_uid(live)
+    has_label = label(live, names.DEPLOYMENT_LABEL) == owner.name
+    if not holder and has_label and label(live, names.MANAGED_BY_LABEL) == names.FIELD_MANAGER:
+        return True
+    if holder.get("kind") == names.KIND and has_label:
+        return False
+    raise InvalidSpecError(f"metadata.name: a {live['kind']} named {name_of(live)} exists and is {_whose(live)}")
+
+
+def _whose(live: Object) -> str:
+    """Return whose an object is that the operator leaves alone, and what to do about that."""
+    metadata, holder = live["metadata"], owner_of(live)
+    release = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
+    if "name" in holder:
+        return f"the {holder['kind']} {holder['name']}'s: choose another name"
+    if label(live, names.NAME_LABEL) == names.OPERATOR_APP:
+        return "the operator's own: choose another name than its Helm release's"
+    if release:
+        return f"the Helm release {release}'s: choose another name"
+    return f"not ORCA's: choose another name, or remove the {live['kind']}"

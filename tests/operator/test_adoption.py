@@ -9,6 +9,7 @@ import pytest
 from orca_operator import names
 from orca_operator.actions import Apply, ApplyAutoscaler
 from orca_operator.adoption import adopt_orphans, is_orphan, is_own
+from orca_operator.conditions import find_condition
 from orca_operator.manifests.context import Owner
 from orca_operator.master_client import MasterClient
 from orca_operator.metrics import Metrics
@@ -21,6 +22,7 @@ from support.orcadeployments import IMAGES, MINIMAL, UID, context, merged, view
 
 DEMO = Owner("demo", "default", UID)
 OPTIONAL = {"podDisruptionBudget": {"enabled": True}, "monitoring": {"enabled": True}, "replicas": 2}
+FORMER = {"kind": names.KIND, "name": "demo", "uid": "x", "controller": True}
 OF_REVISION = {**names.labels("demo"), names.REVISION_LABEL: "gone"}
 
 
@@ -98,12 +100,62 @@ def test_objects_of_others_are_no_children():
     assert adopt_orphans(api, (own, *foreign, former), DEMO, set()) == ((own, former), [])  # type: ignore[arg-type]
 
 
-def test_an_object_of_another_controller_is_neither_written_nor_deleted():
-    taken = child("Service", "demo", names.labels("demo"), {"kind": "HelmRelease", "uid": "x", "controller": True})
-    with pytest.raises(InvalidSpecError, match="a Service named demo exists and is not ORCA's"):
-        is_own(taken, DEMO)
-    former = child("Service", "demo", names.labels("demo"), {"kind": names.KIND, "uid": "x", "controller": True})
-    assert not is_own(former, DEMO)
+HELM = {"meta.helm.sh/release-name": "demo", "meta.helm.sh/release-namespace": "default"}
+NOT_OURS = "not ORCA's: choose another name, or remove the Service"
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "owners", "whose"),
+    [
+        (names.labels("demo"), {}, [{"kind": "Application", "uid": "x"}], "the Application a's: choose another name"),
+        (names.labels("d"), {}, [{"kind": names.KIND, "uid": "x"}], "the OrcaDeployment a's: choose another name"),
+        (
+            {names.NAME_LABEL: names.OPERATOR_APP, names.MANAGED_BY_LABEL: "Helm"},
+            HELM,
+            [],
+            "the operator's own: choose another name than its Helm release's",
+        ),
+        ({}, HELM, [], "the Helm release demo's: choose another name"),
+        ({}, {}, [], NOT_OURS),
+        ({names.DEPLOYMENT_LABEL: "demo"}, {}, [], NOT_OURS),
+        ({names.DEPLOYMENT_LABEL: "demo", names.MANAGED_BY_LABEL: "Helm"}, {}, [], NOT_OURS),
+    ],
+    ids=["a controller's", "a rival's", "the operator's", "a release's", "a user's", "with the label", "of a chart"],
+)
+def test_an_object_of_others_is_neither_written_nor_deleted(labels, annotations, owners, whose):
+    theirs = child("Service", "demo", labels, *({"name": "a", "controller": True, **each} for each in owners))
+    theirs["metadata"]["annotations"] = annotations
+    with pytest.raises(InvalidSpecError) as refusal:
+        is_own(theirs, DEMO)
+    assert str(refusal.value) == f"metadata.name: a Service named demo exists and is {whose}"
+
+
+def test_an_object_of_an_earlier_deployment_may_be_deleted():
+    assert not is_own(child("Service", "demo", names.labels("demo"), FORMER), DEMO)
+
+
+@pytest.mark.parametrize("kind", ["ServiceAccount", "Service", "PodDisruptionBudget", "PodMonitor"])
+def test_an_object_of_the_operators_own_release_stays_and_is_named(kind):
+    """An OrcaDeployment with the name of the Helm release, in the namespace of the operator."""
+
+    async def run() -> None:
+        api = Api(merged(MINIMAL, tls={"mode": "off"}, **OPTIONAL))
+        labels = {names.NAME_LABEL: names.OPERATOR_APP, names.INSTANCE_LABEL: "demo", names.MANAGED_BY_LABEL: "Helm"}
+        api.put({**child(kind, "demo", labels), "spec": {"theirs": True}})
+        theirs = api.objects[kind, "demo"]
+        reconciler = api.reconciler = Reconciler(api, IMAGES, MasterClient(), Metrics())  # type: ignore[arg-type]
+        await reconciler.run_pass(("default", "demo"))
+        await reconciler.run_pass(("default", "demo"))
+        assert api.objects[kind, "demo"] is theirs
+        assert api.resource is not None
+        condition = find_condition(api.resource["status"], "FullyApplied")
+        assert f"a {kind} named demo exists and is the operator's own" in condition["message"]
+        ends = kind in ("ServiceAccount", "Service")  # no pod needs the others
+        assert condition["reason"] == ("InvalidSpec" if ends else "NotApplied")
+        assert ("Deployment" in api.kinds()) != ends
+        await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_an_orphan_keeps_its_other_owners_and_its_content():
