@@ -170,7 +170,7 @@ def test_workers_that_the_engine_owns_are_shut_down_at_the_end(owner, call):
         (pb.ModelFacts(file_digest={"0": "y"}), "0 x and y"),
     ],
 )
-def test_a_pipeline_with_other_weights_does_not_serve_beside_another(monkeypatch, facts, what):
+def test_a_pipeline_with_other_weights_does_not_serve_beside_another(monkeypatch, caplog, facts, what):
     """It would give other answers to the same prompts. When no other pipeline serves, it serves."""
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.001)
     weights = {"a": pb.ModelFacts(source="old", file_digest={"0": "x"}), "b": facts}
@@ -186,9 +186,11 @@ def test_a_pipeline_with_other_weights_does_not_serve_beside_another(monkeypatch
         monkeypatch.setattr(pipelines.adapters, "bring", bring)
         pipelines._listener.on_failure = lambda _, error: losses.append(error)
         pipelines.begin(CONFIG)
-        while len(losses) < 3:
+        while len(losses) < 5:
             await asyncio.sleep(0)
         assert list(pipelines.serving) == ["a"]
+        lines = [record.getMessage() for record in caplog.records if "was not formed" in record.getMessage()]
+        assert len(lines) == 2, "of five failures, the first and the first of the others, which are the same"
         assert brought == ["a"], "the other is not formed in vain, each second anew"
         assert str(losses[-1]).startswith(
             f"pipeline a and pipeline b have different weights or settings of the model ({what})"

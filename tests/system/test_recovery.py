@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from orca_master.engine.attempts import MAX_ATTEMPTS
 from support.served import Served, descendants, eventually, serve, value, worker_pid
 
 NAME = "gpt2-head64-tied"
@@ -202,7 +201,7 @@ def test_workers_that_cannot_be_formed_again_end_the_server(copy):
         served.stop()
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
     assert "config.json" in last
-    assert sum("pipeline local-0 was not formed" in line for line in served.log) == MAX_ATTEMPTS
+    assert sum("pipeline local-0 was not formed" in line for line in served.log) == 1, "the same error, within a minute"
     (line,) = [line for line in served.log if line.startswith("orca serve: error: ")]
     assert "pipeline local-0 is lost: " in line
     assert "config.json" in line

@@ -217,7 +217,7 @@ class PipelineSupervisor:
             await self._complete(self.workers)
         except (ConfigurationError, WorkerLostError) as error:
             self._attempts.note_failure()
-            if self.has_served or self.recovers:  # else EngineMaster.start raises the error
+            if (self.has_served or self.recovers) and self._failures.is_news(error):  # else EngineMaster.start raises
                 logger.warning("pipeline %s was not formed: %s", self.id, error)
             self._failures.note(error, DEFAULT_REASONS[self.state])
             self._enter(PipelinePhase.RECOVERING)
