@@ -10,7 +10,6 @@ from orca_contract.state import FailureReport
 from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import ConfigurationError
 
-
 REPEAT_SECONDS = 60.0
 """Between two lines of a pipeline's log about the same error: a formation may fail each second for hours."""
 
