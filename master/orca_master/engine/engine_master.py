@@ -209,7 +209,7 @@ class EngineMaster:
         if over or not (complete or self.config.worker_owner is WorkerOwner.CLUSTER):
             self.on_change()
             return
-        self._pipelines.facts = supervisor.workers.facts
+        self._requests.fail_begun(self._pipelines.take_facts(supervisor))
         self._patience.end()
         self._enter(EngineState.SERVING)
         if not self._started.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from orca_master.scheduling.model_drafts import Guesses, ModelDrafts
 from orca_master.scheduling.prompt_lookup import PromptLookup
 from orca_master.scheduling.request import FinishReason, Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 CHOICES_SECONDS = 60.0
 """Bound of the time from the first to the last choice of a request: an API process that is stopped sends no more."""
@@ -229,6 +232,19 @@ class LiveRequests:
     def fail_constrained(self, request: Request, error: str) -> None:
         """Fail a live request whose grammar allows no next token."""
         self._fail([request], error, FinishReason.FAULT)
+
+    def fail_begun(self, what: str) -> None:
+        """Fail the requests that have results of weights that no pipeline has any more; `what` differs, "" if nothing.
+
+        The rest of an answer would be that of another model. Requests without results begin with the new weights.
+        """
+        begun = [request for request in self._requests.values() if what and request.has_results]
+        if begun:
+            text = "the pipelines have other weights than before (%s): of %d requests the %d with results end"
+            logger.warning(text, what, len(self._requests), len(begun))
+            self._fail(
+                begun, f"the weights of the model were replaced ({what}) while it answered: send the request again"
+            )
 
     def fail_adapter(self, number: int, reason: str) -> None:
         """Fail the requests that use an adapter, with `reason` as the error."""

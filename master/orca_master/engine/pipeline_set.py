@@ -186,6 +186,15 @@ class PipelineSet:
         text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
         logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)
 
+    def take_facts(self, supervisor: PipelineSupervisor) -> str:
+        """Set `facts` to those of a pipeline that serves; return which weights differ from the last ones, "" if none.
+
+        They differ only if no other pipeline serves.
+        """
+        what = difference(self.facts, supervisor.workers.facts)
+        self.facts = supervisor.workers.facts
+        return what
+
     def remove_serving(self, supervisor: PipelineSupervisor) -> None:
         """Note that a pipeline no longer serves."""
         del self.serving[supervisor.id]

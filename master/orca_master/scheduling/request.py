@@ -159,6 +159,11 @@ class Request:
         return self.pooling is None and self.awaits_positions
 
     @property
+    def has_results(self) -> bool:
+        """True if tokens, or results of the prompt's positions, have returned."""
+        return bool(self.generated) or (self.pooling != "last" and self.num_positions_read > 0)
+
+    @property
     def num_expected(self) -> int:
         """Number of known tokens that the next admission is expected to compute."""
         return self.num_tokens - self.num_expected_cached
