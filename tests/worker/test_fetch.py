@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from orca_protos import engine_pb2 as pb
-from orca_protos.model_files import TOKENIZER_BYTES
 from orca_worker.errors import FaultError
 from orca_worker.fetch_hub import _download_resumed
 from orca_worker.model_identity import compared_files, source_digest
@@ -156,7 +155,7 @@ def test_files_above_the_limit_of_huggingface_hub_are_downloaded(hub, tmp_path, 
     url = f"{hub.url}/{REPOSITORY}/resolve/{COMMIT}/{name}"
     for partial in (b"", hub.files[name][:100], hub.files[name]):
         (tmp_path / "large.safetensors.incomplete").write_bytes(partial)
-        _download_resumed(url, path)
+        _download_resumed(url, path, lambda: None)
         assert path.read_bytes() == hub.files[name]
     assert [start for _, start in hub.sent] == [0, 100], "a complete file is not requested again"
 
@@ -188,37 +187,60 @@ def test_the_files_of_a_revision_name_it(hub, tmp_path):
     assert source_of("two", "--partition", "1/2") != first
 
 
-def test_a_download_that_failed_leaves_no_weights_that_are_taken_for_those_of_its_revision(hub, tmp_path):
-    assert fetch(hub, tmp_path / "model")[0] == 0
-    own = {"model-layer0.safetensors", "model-embeddings.safetensors"}
-    request = pb.LoadRequest(model_path=str(tmp_path / "model"))
-    assert compared_files(request, own, own) == {}
-    hub.files["model-layer0.safetensors"] = os.urandom(300_000)
-    hub.files["tokenizer.json"] = b"x" * (TOKENIZER_BYTES + 1)
-    assert fetch(hub, tmp_path / "model", "--partition", "1/2")[0] == 1
+OWN = {"model-layer0.safetensors", "model-embeddings.safetensors"}
+"""Weights of partition 0 of 2."""
+
+
+def test_a_download_that_failed_before_it_changed_weights_leaves_them_to_the_workers(hub, tmp_path):
+    """A worker whose container is restarted loads them again: nobody fetches for it, and the hub may be down."""
+    folder = tmp_path / "model"
+    assert fetch(hub, folder)[0] == 0
+    first, request = source_digest(folder), pb.LoadRequest(model_path=str(folder))
+    hub.files |= {name: os.urandom(300_000) for name in (*OWN, "model-layer3.safetensors")}
+    hub.signature = "refused"
+    for partition in ("0/2", "1/2"):
+        assert fetch(hub, folder, "--partition", partition)[0] == 1
+        assert compared_files(request, OWN, OWN) == {}
+        assert source_digest(folder) == first
+    hub.signature = ""
+    assert fetch(hub, folder, "--partition", "1/2")[0] == 0
     with pytest.raises(FaultError, match=r"model-layer0\.safetensors is not of the revision"):
-        compared_files(request, own, own)
+        compared_files(request, OWN, OWN)
+    assert fetch(hub, folder, "--partition", "0/2")[0] == 0
+    assert compared_files(request, OWN, OWN) == {}
+    assert source_digest(folder) not in ("", first)
+
+
+def test_a_download_that_failed_leaves_no_weights_that_are_taken_for_those_of_its_revision(hub, tmp_path):
+    folder = tmp_path / "model"
+    assert fetch(hub, folder)[0] == 0
+    request = pb.LoadRequest(model_path=str(folder))
+    hub.files |= {name: os.urandom(300_000) for name in OWN}
+    hub.damaged["model-layer0.safetensors"] = 99
+    assert fetch(hub, folder, "--partition", "0/2")[0] == 1
+    with pytest.raises(FaultError, match=r"model-layer0\.safetensors is not of the revision"):
+        compared_files(request, OWN, OWN)
 
 
 def test_workers_whose_weights_are_being_replaced_do_not_load_them(hub, tmp_path):
     """A pod fetches a new revision into a volume, while the worker of another pod is restarted."""
-    own, folder = {"model-layer0.safetensors", "model-embeddings.safetensors"}, tmp_path / "model"
+    folder = tmp_path / "model"
     request = pb.LoadRequest(model_path=str(folder))
     assert fetch(hub, folder)[0] == 0
     first = source_digest(folder)
-    hub.files |= {name: os.urandom(300_000) for name in own}
-    hub.stall_after["model-embeddings.safetensors"] = 1000
+    hub.files |= {name: os.urandom(300_000) for name in OWN}
+    hub.stall_after["model-layer0.safetensors"] = 1000
     fetching = subprocess.Popen(command(folder), env=environment_of(hub, folder), stderr=subprocess.DEVNULL)
     try:
         assert hub.stalled.wait(60)
-        assert source_digest(folder) not in ("", first)
+        assert source_digest(folder) not in ("", first), "the embeddings are replaced"
         with pytest.raises(FaultError, match="is not of the revision"):
-            compared_files(request, own, own)
+            compared_files(request, OWN, OWN)
     finally:
         fetching.kill()
         fetching.wait()
     assert fetch(hub, folder, "--partition", "0/2")[0] == 0
-    assert compared_files(request, own, own) == {}
+    assert compared_files(request, OWN, OWN) == {}
 
 
 def test_a_commit_names_the_files_for_which_the_hub_publishes_no_digest(hub, tmp_path):

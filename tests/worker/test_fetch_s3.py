@@ -155,11 +155,11 @@ def test_an_interrupted_download_goes_on_where_it_stopped(model, reader, tmp_pat
 
     monkeypatch.setattr(obstore, "get", get)
     with pytest.raises(FetchError, match=rf"^{URI}: the connection broke$"):
-        reader.download(file, tmp_path / file.name)
+        reader.download(file, tmp_path / file.name, lambda: None)
     assert not (tmp_path / file.name).exists()
     assert max(starts) < 800, "no more than a window beyond what is on the disk"
     starts.clear()
-    reader.download(file, tmp_path / file.name)
+    reader.download(file, tmp_path / file.name, lambda: None)
     assert sorted(starts) == [600, 700, 800, 900]
     assert (tmp_path / file.name).read_bytes() == model.files[file.name]
     assert present(tmp_path) == {file.name}
@@ -177,11 +177,11 @@ def test_two_versions_of_a_file_are_never_mixed(model, reader, tmp_path, monkeyp
 
     monkeypatch.setattr(obstore, "get", get)
     with pytest.raises(FetchError, match="changed during the download"):
-        reader.download(file, tmp_path / name)
+        reader.download(file, tmp_path / name, lambda: None)
     monkeypatch.undo()
     for key, value in model.environment.items():
         monkeypatch.setenv(key, value)
-    reader.download(reader.list()[name], tmp_path / name)
+    reader.download(reader.list()[name], tmp_path / name, lambda: None)
     assert (tmp_path / name).read_bytes() == new
     assert present(tmp_path) == {name}
     model.client.delete_object(Bucket=NAME, Key=f"team/model/{name}")

@@ -12,7 +12,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,15 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
     files = source.list()
     if "config.json" not in files:
         raise FetchError(f"{source.uri} has no config.json: it is not a Transformers model")
-    if weights:  # before the first file, so that the workers of other pods notice that theirs are older
-        loaded = {SINGLE} & files.keys() or {INDEX, *filter(WEIGHTS.match, files)}
-        listed = {
-            name: file.identity or [file.size, file.version]
-            for name, file in sorted(files.items())
-            if name == "config.json" or name in loaded
-        }
-        _replace(folder / SOURCE_FILE, json.dumps(listed))
+    loaded = {SINGLE} & files.keys() or {INDEX, *filter(WEIGHTS.match, files)}
+    listed = {
+        name: file.identity or [file.size, file.version]
+        for name, file in sorted(files.items())
+        if name == "config.json" or name in loaded
+    }
+    # Before the first of these files changes, so that the workers of other pods notice that theirs are older; and not
+    # before, so that a download which fails leaves the folder to its workers.
+    note = partial(_replace, folder / SOURCE_FILE, json.dumps(listed)) if weights else _nothing
     names = []
     for name in sorted(name for name in files if _is_text(name)):
         if (size := files[name].size) > TOKENIZER_BYTES:
@@ -83,12 +85,13 @@ def _fetch(source: Source, folder: Path, partition: tuple[int, int] | None, weig
             logger.warning("skipped %s", problem)
             continue
         names.append(name)
-        _download(source, folder, files[name])
+        _download(source, folder, files[name], note if name in listed else _nothing)
     if weights:
         weight_names = _weight_files(folder, files, partition)
         for name in weight_names:
-            _download(source, folder, files[name])
+            _download(source, folder, files[name], note)
         names += weight_names
+    note()  # perhaps only files that other pods need have changed
     _remove_others(folder, files)
     unverifiable = [name for name in names if files[name].identity is None]
     logger.info("%d files complete", len(names) - len(unverifiable))
@@ -143,14 +146,18 @@ def _weight_files(folder: Path, files: Mapping[str, RemoteFile], partition: tupl
     return sorted(needed)
 
 
-def _download(source: Source, folder: Path, file: RemoteFile) -> None:
-    """Download one file, unless a complete copy exists."""
+def _nothing() -> None:
+    """Do nothing before the change of a file that workers do not load."""
+
+
+def _download(source: Source, folder: Path, file: RemoteFile, begin: Callable[[], None]) -> None:
+    """Download one file, unless a complete copy exists; call `begin` before the file changes."""
     verified = _verified(folder / VERIFIED)
     path = folder / file.name
     if file.identity is not None and verified.get(file.name) == file.identity and path.is_file():
         return
     path.parent.mkdir(exist_ok=True)  # for IN_FOLDERS
-    source.download(file, path)
+    source.download(file, path, begin)
     logger.info("%s: %d bytes", file.name, path.stat().st_size)
     if file.identity is not None:
         _record(folder, {**verified, file.name: file.identity})

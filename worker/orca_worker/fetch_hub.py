@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -61,15 +61,16 @@ class Hub:
             for name, sibling in self._siblings.items()
         }
 
-    def download(self, file: RemoteFile, path: Path) -> None:
-        """Download one file, again if its digest is wrong."""
+    def download(self, file: RemoteFile, path: Path, begin: Callable[[], None]) -> None:
+        """Download one file, again if its digest is wrong. `begin`: see Source."""
         is_large = self._siblings[file.name].lfs is not None
         folder = path.parents[file.name.count("/")]
         for attempt in range(1, TRIES + 1):
             with self._errors():
                 if is_large:
-                    _download_resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path)
+                    _download_resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path, begin)
                 else:
+                    begin()
                     hf_hub_download(
                         self._repository, file.name, revision=self._commit, local_dir=folder, force_download=True
                     )
@@ -100,8 +101,11 @@ def _digest(sibling: RepoSibling) -> str | None:
     return (sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id) or None
 
 
-def _download_resumed(url: str, path: Path) -> None:
-    """Download a large file, resuming an earlier process's download (hf_hub_download would start over)."""
+def _download_resumed(url: str, path: Path, begin: Callable[[], None]) -> None:
+    """Download a large file, resuming an earlier process's download (hf_hub_download would start over).
+
+    `begin` is called before `path` is replaced.
+    """
     metadata = get_hf_file_metadata(url)
     partial = path.with_name(f"{path.name}.incomplete")
     with partial.open("ab") as file:
@@ -119,6 +123,7 @@ def _download_resumed(url: str, path: Path) -> None:
         size = file.tell()
     if metadata.size is not None and size != metadata.size:
         raise FetchError(f"{path.name}: {size} bytes instead of {metadata.size}: start again")
+    begin()
     os.replace(partial, path)
 
 

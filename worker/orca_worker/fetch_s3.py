@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -59,8 +59,8 @@ class Bucket:
             for each in objects
         }
 
-    def download(self, file: RemoteFile, path: Path) -> None:
-        """Download one object in pieces, those that an earlier process has not downloaded."""
+    def download(self, file: RemoteFile, path: Path, begin: Callable[[], None]) -> None:
+        """Download one object in pieces, those that an earlier process has not downloaded. `begin`: see Source."""
         version = hashlib.sha256(str(file.identity).encode()).hexdigest()[:16]
         partial = path.with_name(f"{path.name}.{version}.incomplete")
         for other in set(path.parent.glob(f"{path.name}.*.incomplete")) - {partial}:
@@ -74,6 +74,7 @@ class Bucket:
             size = partial.stat().st_size
             partial.unlink()
             raise FetchError(f"{self.uri}/{file.name}: {size} bytes instead of {file.size}")
+        begin()
         os.replace(partial, path)
 
     def _piece(self, file: RemoteFile, start: int) -> bytes:

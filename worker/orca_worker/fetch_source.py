@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -54,8 +54,9 @@ class Source(Protocol):
     def list(self) -> Mapping[str, RemoteFile]:
         """Return the files by name."""
 
-    def download(self, file: RemoteFile, path: Path) -> None:
+    def download(self, file: RemoteFile, path: Path, begin: Callable[[], None]) -> None:
         """Write one file to `path`, which exists only if the file is complete, and verified if that is possible.
 
-        An interrupted download goes on where it stopped, if the file is large.
+        `begin` is called before `path` changes, which is after the download of a large file. An interrupted download
+        of a large file goes on where it stopped.
         """
