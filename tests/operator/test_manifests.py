@@ -419,6 +419,21 @@ def test_a_download_has_no_mount_within_its_volume():
         assert [mount in fetch["volumeMounts"] for mount in mounts] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("propagation", "of_download"),
+    [(None, None), ("None", "None"), ("HostToContainer", "HostToContainer"), ("Bidirectional", "HostToContainer")],
+)
+def test_a_download_passes_no_mounts_on_to_the_host(propagation, of_download):
+    """The API server refuses a pod with such a mount in a container that is not privileged, as a worker may be."""
+    mount = {"name": "mine", "mountPath": "/mine"} | ({"mountPropagation": propagation} if propagation else {})
+    settings = {"volumes": [{"name": "mine", "hostPath": {"path": "/mine"}}], "volumeMounts": [mount]}
+    for pod in pod_specs(merged(MINIMAL, model={"uri": "hf://a/b"}, master=settings, worker=settings)):
+        (container,), (fetch,) = pod["containers"], pod["initContainers"]
+        assert mount in container["volumeMounts"]
+        mounted = {entry["mountPath"]: entry for entry in fetch["volumeMounts"]}["/mine"]
+        assert mounted.get("mountPropagation") == of_download
+
+
 @pytest.mark.parametrize("secret", [None, {"name": "bucket"}])
 def test_a_model_in_a_bucket_is_downloaded_like_one_of_a_hub(secret):
     endpoint = {"name": "AWS_ENDPOINT_URL", "value": "http://minio.models:9000"}

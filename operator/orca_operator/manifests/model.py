@@ -74,7 +74,8 @@ def fetch_container(
     """Return the init container; `options` of `orca fetch` select the files that this pod needs.
 
     `env` and `mounts` are those of the pod's container: a variable such as SSL_CERT_FILE names a file of a mount.
-    Mounts within the model's volume are left out: a container runtime makes the folders above them as root.
+    Mounts within the model's volume are left out: a container runtime makes the folders above them as root. Only
+    privileged containers may pass mounts on to the host (`Bidirectional`), and this one makes none.
     """
     model, source = spec.model, model_source(spec)
     environment: list[dict[str, Any]] = []
@@ -98,9 +99,16 @@ def fetch_container(
         "volumeMounts": [
             source.mount,
             {"name": "tmp", "mountPath": "/tmp"},
-            *(mount for mount in mounts if not mount["mountPath"].startswith(f"{CACHE}/")),
+            *(_received(mount) for mount in mounts if not mount["mountPath"].startswith(f"{CACHE}/")),
         ],
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"resources": resources} if resources else {}),
     }
+
+
+def _received(mount: dict[str, Any]) -> dict[str, Any]:
+    """Return a mount that gets mounts from the host and passes none on to it."""
+    return (
+        mount | {"mountPropagation": "HostToContainer"} if mount.get("mountPropagation") == "Bidirectional" else mount
+    )
