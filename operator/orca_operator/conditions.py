@@ -25,7 +25,7 @@ from orca_operator.overwritten import overwritten
 from orca_operator.progress import count_ready, is_overdue, moves_on
 from orca_operator.recovery import NO_RECOVERY, Recovery
 from orca_operator.scaling import not_implemented, scaling_ready
-from orca_operator.silence import earlier_cause, not_known_to_be_applied
+from orca_operator.silence import earlier_cause, why_unknown
 from orca_operator.sleep import CLOSED, desired_pipelines, scales_to_zero
 from orca_operator.upgrade_notes import notes
 
@@ -256,18 +256,20 @@ def _tls_ready(situation: Situation, revision: str) -> tuple[bool, str, str]:
 def _fully_applied(situation: Situation, before: Mapping[str, Any]) -> tuple[bool, str, str]:
     if situation.spec is None or situation.problem is not None:
         return _not_carried_out(situation)
+    observed, revision = situation.view.observed, situation.revision or ""
     inactive = fields_that_are_set(situation.spec, Effect.NOT_YET) + not_implemented(situation.spec)
     fields = ", ".join(f"spec.{field}" for field in inactive)
     later = f"accepted, but not implemented in this version: {fields}" if inactive else ""
     unserved = f"this cluster does not serve: {', '.join(sorted(situation.skipped))}" if situation.skipped else ""
+    silence = why_unknown(observed, revision, before, situation.generation)
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
-    if lacking := [*filter(None, (unserved, *situation.not_applied, *causes, later))]:
+    if lacking := [*filter(None, (unserved, silence, *situation.not_applied, *causes, later))]:
         reason = "KindNotServed" if unserved else "NotYetActive" if lacking == [later] else "NotApplied"
         return False, reason, "; ".join(lacking)[:LONGEST_MESSAGE]
-    observed, revision = situation.view.observed, situation.revision or ""
+    if observed.is_silent(revision):
+        return before["status"] == "True", before["reason"], before["message"]
     sentences = notes(situation.spec, situation.namespace, situation.name, revision, observed)
-    unknown = not_known_to_be_applied(observed, revision, before, situation.generation)
-    return unknown or (True, "Applied", "; ".join(sentences))
+    return True, "Applied", "; ".join(sentences)
 
 
 def make_condition(

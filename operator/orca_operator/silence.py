@@ -29,17 +29,16 @@ def earlier_cause(observed: Observed, revision: str, ready: Mapping[str, Any]) -
     return Diagnosis(Reason(ready["reason"]), ready["message"])
 
 
-def not_known_to_be_applied(
-    observed: Observed, revision: str, before: Mapping[str, Any], generation: int
-) -> tuple[bool, str, str] | None:
-    """Return FullyApplied while it is unknown what has reached a silent master; None if the master is not silent.
+def why_unknown(observed: Observed, revision: str, before: Mapping[str, Any], generation: int) -> str:
+    """Return why it is unknown what has reached a silent master; "" if the master is not silent.
 
-    `before`, the previous condition, is kept only at its own generation: nothing says that a later edit has arrived.
+    Also "" while its silence has no cause and `before`, the previous FullyApplied, is of this generation: that is kept
+    then. Of a later one nothing says that the edit has arrived.
     """
     if not observed.is_silent(revision):
-        return None
+        return ""
     if cause := diagnose_silence(observed, revision):
-        return False, "NotApplied", cause.message
+        return cause.message
     if before.get("observedGeneration") == generation:
-        return before["status"] == "True", before["reason"], before["message"]
-    return False, "NotApplied", f"the master of revision {revision} has not reported since the last change of the spec"
+        return ""
+    return f"the master of revision {revision} has not reported since the last change of the spec"

@@ -69,6 +69,31 @@ def test_a_field_without_effect_hides_no_other_cause(changes, reason, words):
     assert (entry["status"], entry["reason"], entry["message"]) == ("False", reason, words + later)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({}, "NotApplied", ""),
+        ({"not_applied": ["one"]}, "NotApplied", "; one"),
+        ({"skipped": ["a"]}, "KindNotServed", ""),
+    ],
+)
+def test_what_is_not_applied_does_not_hide_that_the_master_is_silent(changes, reason, words):
+    observed = everything(context(merged(MINIMAL, progressDeadlineSeconds=2000)))
+    known = situation(observed, **changes)
+    silent = replace(observed, reports={}, unanswered={known.revision or "": "timed out"})
+    entry = conditions(situation(silent, **changes))["FullyApplied"]
+    assert (entry["status"], entry["reason"]) == ("False", reason)
+    assert "the operator has no report from it: timed out" in entry["message"]
+    assert entry["message"].endswith(words)
+    assert entry["message"].startswith("this cluster does not serve: a; " if "skipped" in changes else "the master's")
+
+
+def test_the_first_seconds_of_a_silence_change_nothing():
+    observed = replace(everything(context(merged(MINIMAL, progressDeadlineSeconds=2000))), reports={})
+    made = conditions(situation(), previous={})["FullyApplied"]
+    assert conditions(situation(observed), previous={"conditions": [made]})["FullyApplied"] == made
+
+
 def test_a_missing_right_to_read_nodes_is_named():
     demo = context(MINIMAL)
     seen = replace(view(everything(demo)), nodes=Nodes(refusal="no right"))
