@@ -13,7 +13,7 @@ from orca_operator.validation import InvalidSpecError
 
 GATED = {
     "image": "image volumes (oci:// models) need the feature gate ImageVolume, of Kubernetes 1.33 and newer",
-    "matchLabelKeys": "worker.placement needs Kubernetes 1.31 or newer",
+    "matchLabelKeys": "worker.placement needs Kubernetes 1.31 or newer, topologySpreadConstraints 1.27",
     "resourceClaims": "dynamic resource allocation needs Kubernetes 1.34, or its feature gate",
     "schedulingGroup": "groups of pods need the feature gate GenericWorkload, of Kubernetes 1.36 and newer",
 }

@@ -120,7 +120,7 @@ class LoadProgress(_message.Message):
     def __init__(self, loaded_bytes: _Optional[int] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelFacts(_message.Message):
-    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels", "deterministic", "quantization", "kv_cache_dtype", "attention_backend", "source", "file_digest", "embeds_only")
+    __slots__ = ("digest", "vocabulary_size", "max_model_len", "num_layers", "dtype", "family", "kernels", "deterministic", "quantization", "kv_cache_dtype", "attention_backend", "source", "file_digest", "embeds_only", "tokenizer")
     class FileDigestEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class ModelFacts(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     FILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     EMBEDS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     digest: str
     vocabulary_size: int
     max_model_len: int
@@ -156,7 +157,8 @@ class ModelFacts(_message.Message):
     source: str
     file_digest: _containers.ScalarMap[str, str]
     embeds_only: bool
-    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., source: _Optional[str] = ..., file_digest: _Optional[_Mapping[str, str]] = ..., embeds_only: _Optional[bool] = ...) -> None: ...
+    tokenizer: str
+    def __init__(self, digest: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., family: _Optional[str] = ..., kernels: _Optional[str] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., source: _Optional[str] = ..., file_digest: _Optional[_Mapping[str, str]] = ..., embeds_only: _Optional[bool] = ..., tokenizer: _Optional[str] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("epoch", "master")

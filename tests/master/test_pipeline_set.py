@@ -8,6 +8,7 @@ import logging
 import pytest
 from orca_contract.reasons import Reason
 from orca_contract.state import PipelinePhase
+from orca_contract.topology import ModelSpec
 from orca_master.engine import pipeline_set, supervisor
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
@@ -17,7 +18,9 @@ from orca_master.engine.snapshot import LoadedBytes
 from orca_master.errors import RequestError
 from orca_master.scheduling.request import Request
 from orca_protos import engine_pb2 as pb
-from support.fake_engine import topology
+from orca_protos.file_digest import tokenizer_digest
+from support import fake_engine
+from support.fake_engine import Engine, topology
 from support.fake_workers import BYTES, MAX_MODEL_LEN, Cluster
 
 CONFIG = EngineConfig(worker_owner=WorkerOwner.CLUSTER)
@@ -205,6 +208,26 @@ def test_a_pipeline_with_other_weights_does_not_serve_beside_another(monkeypatch
             await asyncio.sleep(0)
 
     play(scene)
+
+
+@pytest.mark.parametrize(("theirs", "warns"), [("same", False), ("other", True), ("", False)])
+def test_workers_with_another_tokenizer_than_the_masters_serve_with_a_warning(tmp_path, caplog, theirs, warns):
+    """Only the master reads the file. Workers of older versions, and folders without it, report none."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    digest = {"same": tokenizer_digest(tmp_path), "other": "0" * 16, "": ""}[theirs]
+
+    async def scene(made: Engine) -> None:
+        made.cluster.on_made = lambda workers: workers.facts.MergeFrom(pb.ModelFacts(tokenizer=digest))
+        await made.engine.start()
+
+    model = ModelSpec(path=str(tmp_path), served_name="m")
+    fake_engine.play(lambda: Engine(topology("a").model_copy(update={"model": model})), scene)
+    lines = [record.getMessage() for record in caplog.records if "tokenizer.json" in record.getMessage()]
+    assert len(lines) == warns
+    if warns:
+        assert lines[0].startswith(
+            "pipeline a: tokenizer.json beside its weights is not that of this master (0000000000"
+        )
 
 
 def test_of_two_pipelines_that_form_at_the_same_time_one_serves(monkeypatch):

@@ -15,6 +15,7 @@ from orca_kernels.cuda.torch_attention import TorchSource
 from orca_kernels.interface import AttentionBackendError
 from orca_kernels.reference import ReferenceKernels
 from orca_protos import engine_pb2 as pb
+from orca_protos.file_digest import tokenizer_digest
 from orca_worker import loaded_partition
 from orca_worker.errors import ModelError
 from orca_worker.loaded_partition import load_partition
@@ -73,6 +74,20 @@ def test_the_facts_name_what_was_fetched(checkpoint, tmp_path):
     fetched = load_partition(request(path), 0, lambda _: None).facts()
     assert fetched.source == source_digest(path) != ""
     assert fetched.digest != read.digest
+
+
+def test_the_facts_name_the_tokenizer(checkpoint, tmp_path):
+    """So that a master notices that its own is another one."""
+    path = shutil.copytree(checkpoint("llama-gqa-tied"), tmp_path / "model")
+    digests = []
+    for content in ('{"a": 1}', '{"a": 2}', None):
+        (path / "tokenizer.json").unlink(missing_ok=True)
+        if content is not None:
+            (path / "tokenizer.json").write_text(content)
+        digests.append(load_partition(request(path), 0, lambda _: None).facts().tokenizer)
+        assert digests[-1] == tokenizer_digest(path)
+    assert len(set(digests)) == 3
+    assert digests[-1] == ""
 
 
 def test_the_facts_name_the_type_of_the_cache(checkpoint):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from orca_protos import engine_pb2 as pb
+from orca_protos.file_digest import SAMPLE_BYTES
 from orca_protos.model_files import INDEX_BYTES
 from orca_worker import model_identity
 from orca_worker.adapter_files import CONFIG, WEIGHTS
@@ -17,7 +18,6 @@ from orca_worker.model_check import check_model
 from orca_worker.model_identity import (
     FEWEST_SAMPLES,
     NUM_SAMPLES,
-    SAMPLE_BYTES,
     SOURCE_FILE,
     VERIFIED,
     compared_files,

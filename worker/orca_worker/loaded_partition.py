@@ -16,6 +16,7 @@ from orca_kernels.cuda.kernels import CudaKernels
 from orca_kernels.interface import AttentionBackendError, Kernels
 from orca_kernels.select import kernels_for
 from orca_protos import engine_pb2 as pb
+from orca_protos.file_digest import tokenizer_digest
 
 from orca_worker.adapter_files import read_adapters
 from orca_worker.checkpoint import Checkpoint
@@ -65,6 +66,7 @@ class LoadedPartition:
             attention_backend=self.request.attention_backend,
             source=source_digest(Path(self.request.model_path)),
             embeds_only=self.config.embeds_only,
+            tokenizer=tokenizer_digest(Path(self.request.model_path)),
         )
 
     def recorder(self) -> tuple[Record, Sequence[int]] | None:

@@ -9,13 +9,13 @@ Imports no torch.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from orca_protos import engine_pb2 as pb
-from orca_protos.model_files import INDEX_BYTES, FileError, MissingFileError, open_file, read_object
+from orca_protos.file_digest import DIGITS, SAMPLE_BYTES, sampled_digest
+from orca_protos.model_files import INDEX_BYTES, FileError, MissingFileError, read_object
 
 from orca_worker.adapter_files import CONFIG as ADAPTER_CONFIG
 from orca_worker.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
@@ -28,13 +28,10 @@ VERIFIED = ".orca-verified.json"
 """Written by `orca fetch`: names and identities of the files that it has downloaded, and verified if possible."""
 MOST_FILES = 1000
 """Files of a folder that are compared."""
-SAMPLE_BYTES = 4096
 NUM_SAMPLES = 256
 """Of all weight files together."""
 FEWEST_SAMPLES = 4
 """Of a weight file."""
-DIGITS = 16
-"""Hexadecimal digits of an identity."""
 
 
 def source_digest(model_path: Path) -> str:
@@ -102,27 +99,12 @@ def file_digests(
         if name in left_out:
             continue
         try:
-            digests[name] = _sampled(folder, name, num_samples)
+            digests[name] = sampled_digest(folder, name, num_samples)
         except MissingFileError:
             continue  # only other partitions need it
         except FileError as error:
             raise ModelError(str(error)) from error
     return digests
-
-
-def _sampled(folder: Path, name: str, num_samples: int) -> str:
-    """Return a digest of a file's size and of samples at equal distances, from its start to its end."""
-    with open_file(folder, name) as file:
-        descriptor = file.fileno()
-        size = os.fstat(descriptor).st_size
-        digest = hashlib.sha256(str(size).encode())
-        if size <= num_samples * SAMPLE_BYTES:
-            digest.update(file.read(size))
-        else:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            for index in range(num_samples):
-                digest.update(os.pread(descriptor, SAMPLE_BYTES, (size - SAMPLE_BYTES) * index // (num_samples - 1)))
-    return digest.hexdigest()[:DIGITS]
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from orca_contract.state import PipelineReport
 from orca_contract.topology import PipelineSpec, Topology
 from orca_protos import engine_pb2 as pb
+from orca_protos.file_digest import tokenizer_digest
 
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.departures import Departures
@@ -58,6 +59,7 @@ class PipelineSet:
         self._listener = listener
         self._make_workers = make_workers
         self._supervisors: dict[str, PipelineSupervisor] = {}
+        self._tokenizer = tokenizer_digest(Path(topology.model.path))
 
     @property
     def all_serve(self) -> bool:
@@ -126,6 +128,21 @@ class PipelineSet:
     async def _complete(self, spec: PipelineSpec, workers: PipelineWorkers) -> None:
         await self.adapters.bring(workers)
         self._check_weights(spec, workers)  # another pipeline may have begun to serve meanwhile
+        self._compare_tokenizer(spec, workers.facts.tokenizer)
+
+    def _compare_tokenizer(self, spec: PipelineSpec, theirs: str) -> None:
+        """Warn if the workers have another tokenizer.json than the master: only the master reads the file.
+
+        Nothing is refused: most changes of a tokenizer leave the tokens of texts as they are.
+        """
+        if self._tokenizer and theirs and theirs != self._tokenizer:
+            logger.warning(
+                "pipeline %s: tokenizer.json beside its weights is not that of this master (%s and %s): if they give "
+                "other tokens, answers are wrong; use the same files, on a cluster by a commit in spec.model.revision",
+                spec.id,
+                theirs,
+                self._tokenizer,
+            )
 
     def check(self, topology: Topology, num_requests: int) -> None:
         """Raise an error if the present topology must not become `topology` while the engine runs.
