@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orca_protos.grpc_environment  # noqa: F401  (before gRPC)
+
 if TYPE_CHECKING:
     from orca_master.llm import LLM, SamplingParams
 

@@ -70,6 +70,8 @@ class LogitProcessors:
 
     def apply(self, logits: torch.Tensor, iteration: pb.Iteration) -> torch.Tensor:
         """Return processed logits [K, vocabulary] of the K requests that sample; the input is not changed."""
+        if not self._rows:
+            return logits
         sampling = [row for row, samples in zip(iteration.row, iteration.sample, strict=True) if samples]
         places = [place for place, row in enumerate(sampling) if row in self._rows]
         if not places:

@@ -171,10 +171,11 @@ class RowTable:
 
     def _grant(self, row: np.ndarray, iteration: pb.Iteration) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Add an iteration's new blocks to the table; return the row, the place in the row, and the id of each."""
-        blocks, counts = np.fromiter(iteration.new_block, np.int32), np.fromiter(iteration.num_new_blocks, np.int64)
+        blocks = np.fromiter(iteration.new_block, np.int32)
+        if len(blocks) == 0:
+            return row[:0], row[:0], blocks
+        counts = np.fromiter(iteration.num_new_blocks, np.int64)
         rows = np.repeat(row, counts)
-        if len(rows) == 0:
-            return rows, rows, blocks
         places = np.arange(len(rows)) + np.repeat(self._rows["num_blocks"][row] - counts.cumsum() + counts, counts)
         self._rows["blocks"][rows, places] = blocks
         np.add.at(self._rows["num_blocks"], row, counts)  # a row with drafted tokens has several entries

@@ -87,12 +87,19 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     Temperature 0 takes the largest logit. Otherwise one of the kept tokens is drawn, by inverting the cumulative
     distribution of softmax(logits / temperature) in the order of token ids.
     """
-    tokens = logits.argmax(dim=-1)
+    tokens = _likeliest(logits)
     random = np.flatnonzero(rows.temperature > 0)
     at_once = max(1, NUMBERS_AT_ONCE // logits.shape[-1])
     for first in range(0, len(random), at_once):
         _draw(logits, rows, random[first : first + at_once], tokens)
     return tokens
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the token with the largest logit of each row, of equal ones the first: int64 [K]."""
+    if logits.device.type == "cpu":  # numpy uses vector instructions: torch takes six to eight times as long
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows, random: np.ndarray, tokens: torch.Tensor) -> None:
