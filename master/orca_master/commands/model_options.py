@@ -33,8 +33,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name",
         action="append",
+        nargs="+",
         metavar="NAME",
-        help="model name in the API, repeatable; responses contain the first (the directory's name)",
+        help="names of the model in the API, repeatable; responses contain the first (the directory's name)",
     )
     parser.add_argument(
         "--dtype",
