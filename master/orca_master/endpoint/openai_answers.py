@@ -116,6 +116,18 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionTokensDetails(BaseModel):
+    """Generated tokens by kind."""
+
+    reasoning_tokens: int
+
+
+class ChatUsage(Usage):
+    """Token counts of a chat whose reasoning is separated from the answer."""
+
+    completion_tokens_details: CompletionTokensDetails
+
+
 class Completion(BaseModel):
     """Response of /v1/completions, and each chunk of its stream."""
 
@@ -135,7 +147,7 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage | None = None
+    usage: ChatUsage | Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
 

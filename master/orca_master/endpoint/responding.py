@@ -219,8 +219,8 @@ async def events(
 
     def event_of(chunk: str) -> str:
         if usage_in_stream == "all":
-            usage = _json(usage_of(generation, generated, num_cached).model_dump())
-            chunk = f'{chunk[:-1]},"usage":{usage}}}'
+            last = style.usage_chunk(generation, usage_of(generation, generated, num_cached))
+            chunk = f'{chunk[:-1]},"usage":{_json(dump(last)["usage"])}}}'
         return _event(chunk, numbers)
 
     try:
