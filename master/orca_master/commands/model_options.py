@@ -105,7 +105,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--reasoning-parser",
         choices=(*REASONING_FORMATS, "none"),
         default="none",
-        help="format in which the model reasons before it answers; reasoning becomes reasoning_content (none)",
+        help="format in which the model reasons before it answers; reasoning becomes the field reasoning (none)",
     )
 
 

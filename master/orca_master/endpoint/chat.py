@@ -94,6 +94,7 @@ class ChatFormat:
         ]
         delta = AssistantMessage(
             content=parts.content or (None if reasoning or calls else ""),
+            reasoning=reasoning or None,
             reasoning_content=reasoning or None,
             tool_calls=calls or None,
         )
@@ -113,6 +114,7 @@ class ChatFormat:
         arguments: dict[int, str] = {}
         for delta in parts.calls:
             arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+        reasoning = parts.reasoning if self._shows_reasoning else ""
         calls = [
             ToolCall(
                 id=self._call_id(generation, index, delta.index),
@@ -125,7 +127,8 @@ class ChatFormat:
         message = AssistantMessage(
             role="assistant",
             content=parts.content or (None if calls else ""),
-            reasoning_content=parts.reasoning or None if self._shows_reasoning else None,
+            reasoning=reasoning or None,
+            reasoning_content=reasoning or None,
             tool_calls=calls or None,
         )
         return ChatChoice(

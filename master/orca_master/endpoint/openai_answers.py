@@ -85,6 +85,8 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    """vLLM's newer name; `reasoning_content`, which is the same, is that of DeepSeek's API and of other clients."""
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
