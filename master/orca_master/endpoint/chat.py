@@ -102,6 +102,7 @@ class ChatFormat:
             index=piece.index,
             delta=delta,
             finish_reason=_finish_reason(parser, piece),
+            stop_reason=piece.stop_reason(self._body.stop_token_ids),
             logprobs=ChatLogprobs(content=self._logprobs([piece])) if self._shows_logprobs else None,
             token_ids=[piece.token] if self._shows_ids else None,
         )
@@ -135,6 +136,7 @@ class ChatFormat:
             index=index,
             message=message,
             finish_reason=_finish_reason(parser, pieces[-1]),
+            stop_reason=pieces[-1].stop_reason(self._body.stop_token_ids),
             logprobs=None,  # in `long_choice_fields`
             token_ids=[piece.token for piece in pieces] if self._shows_ids else None,
             prompt_token_ids=list(generation.prompt_of(index)) if self._body.return_token_ids else None,

@@ -38,6 +38,8 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    """The stop string or token of the request that ended the choice (vLLM's)."""
     logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -98,6 +100,8 @@ class ChatChoice(BaseModel):
     message: AssistantMessage | None = None
     delta: AssistantMessage | None = None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: int | str | None = None
+    """See CompletionChoice."""
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
