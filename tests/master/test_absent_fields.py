@@ -31,9 +31,11 @@ def check(route: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(("route", "name"), FIELDS)
 def test_only_a_value_that_asks_for_nothing_is_accepted(route, name):
     field = ROUTES[route][0].absent[name]
-    for value in (None, [], {}, {"a": None}, *field.neutral):
+    objects = [{"a": None}] if {} in field.neutral else []
+    for value in (None, *field.neutral, *objects):
         assert check(route, **{name: value}) == check(route)
-    for value in ("other", ["a"], {"a": 1}, -1):
+    refusable = ("other", ["a"], {"a": 1}, -1, {})
+    for value in refusable if {} not in field.neutral else refusable[:-1]:
         with pytest.raises(RequestError) as refused:
             check(route, **{name: value})
         assert (str(refused.value), refused.value.field) == (f"{name}: {field.remedy}", name)

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 
 class AbsentField(NamedTuple):
-    """The way out for a value of a field. `neutral`: values that ask for nothing, beside null and empty ones."""
+    """The way out for a value of a field. `neutral`: values that ask for nothing, beside null.
+
+    {} stands for every object without values.
+    """
 
     remedy: str
     neutral: tuple[Any, ...] = ()
@@ -21,10 +24,10 @@ AbsentFields = Mapping[str, AbsentField]
 
 _PROMPT: AbsentFields = {
     "truncate_prompt_tokens": AbsentField("prompts are not cut: send a shorter one"),
-    "mm_processor_kwargs": AbsentField("prompts are texts"),
+    "mm_processor_kwargs": AbsentField("prompts are texts", ({},)),
     "request_id": AbsentField("send the header X-Request-Id"),
-    "kv_transfer_params": AbsentField("K/V blocks are not moved between servers"),
-    "vllm_xargs": AbsentField("this server has no extensions"),
+    "kv_transfer_params": AbsentField("K/V blocks are not moved between servers", ({},)),
+    "vllm_xargs": AbsentField("this server has no extensions", ({},)),
 }
 GENERATING: AbsentFields = {
     **_PROMPT,
@@ -49,15 +52,15 @@ CHAT: AbsentFields = {
     "add_special_tokens": AbsentField("only false is supported: the chat template adds special tokens", (False,)),
     "echo": AbsentField("is only supported by /v1/completions", (False,)),
     "return_tokens_as_token_ids": AbsentField("is not supported: send return_token_ids: true", (False,)),
-    "documents": AbsentField('send chat_template_kwargs: {"documents": …}'),
+    "documents": AbsentField('send chat_template_kwargs: {"documents": …}', ([],)),
     "chat_template": AbsentField("start the server with --chat-template FILE"),
-    "functions": AbsentField("send tools"),
+    "functions": AbsentField("send tools", ([],)),
     "function_call": AbsentField("send tool_choice"),
 }
 RESPONSE: AbsentFields = {
     **GENERATING,
-    "conversation": AbsentField("is not supported: set previous_response_id, or send all items in input", (False,)),
-    "prompt": AbsentField("prompt templates are not stored: send instructions and input", (False,)),
+    "conversation": AbsentField("is not supported: set previous_response_id, or send all items in input", ({}, False)),
+    "prompt": AbsentField("prompt templates are not stored: send instructions and input", ({}, False)),
     "max_tool_calls": AbsentField("limits built-in tools, which this server does not have", (False,)),
     "include_reasoning": AbsentField("only true is supported", (True,)),
     "enable_response_messages": AbsentField("is not supported: send a chat with return_token_ids: true", (False,)),
@@ -81,4 +84,5 @@ def without_absent_fields(data: dict[Any, Any], fields: AbsentFields) -> dict[An
 
 
 def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return not any(value.values()) if isinstance(value, dict) else value in (None, [], *neutral)
+    without_values = isinstance(value, dict) and not any(value.values())
+    return value is None or ({} if without_values else value) in neutral
