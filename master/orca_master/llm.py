@@ -263,7 +263,7 @@ class LLM:
         if not inputs:
             return []
         endpoint = self._endpoint
-        check_inputs(inputs, endpoint.engine.status)
+        check_inputs(inputs, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
         adapter, pooling = endpoint.models.number_of(model, None), endpoint.config.embedding_pooling
         submissions = submissions_of(inputs, pooling, 0, salt_of("", None), adapter, time.monotonic())
         with prompts_display(use_tqdm, len(inputs)) as note:

@@ -82,6 +82,8 @@ class CompletionOutput:
     finish_reason: Literal["stop", "length"] | None
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token, by token id: those of the likely tokens and of the sampled one. None unless requested."""
+    stop_reason: int | str | None = None
+    """The stop string or token of the parameters that ended the choice; None for other ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def output_of(
     text: str | None, tokens: list[int], choices: list[list[Piece]], sampling: SamplingParams, texts: TokenTexts
 ) -> RequestOutput:
     """Return the completions of a prompt from the pieces of their tokens."""
-    outputs = [_completion_of(index, pieces, texts) for index, pieces in enumerate(choices)]
+    outputs = [_completion_of(index, pieces, sampling, texts) for index, pieces in enumerate(choices)]
     if (count := sampling.prompt_logprobs) is None or (found := choices[0][0].prompt_logprobs) is None:
         return RequestOutput(text, tokens, outputs)
     entries = itertools.chain.from_iterable(PromptNumbers(tokens, found, count, texts).entries())
@@ -170,10 +172,11 @@ def output_of(
     return RequestOutput(text, tokens, outputs, numbers)
 
 
-def _completion_of(index: int, pieces: list[Piece], texts: TokenTexts) -> CompletionOutput:
+def _completion_of(index: int, pieces: list[Piece], sampling: SamplingParams, texts: TokenTexts) -> CompletionOutput:
     logprobs = [_logprobs_of(piece.token, found, texts) for piece in pieces if (found := piece.logprobs) is not None]
     text, tokens = "".join(piece.text for piece in pieces), [piece.token for piece in pieces]
-    return CompletionOutput(index, text, tokens, pieces[-1].finish_reason, logprobs or None)
+    reason = pieces[-1].stop_reason(sampling.stop_token_ids or ())
+    return CompletionOutput(index, text, tokens, pieces[-1].finish_reason, logprobs or None, reason)
 
 
 def _logprobs_of(sampled: int, found: pb.Logprobs, texts: TokenTexts) -> dict[int, Logprob]:

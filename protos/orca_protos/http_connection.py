@@ -167,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":  # RFC 9110, section 10.1.1
             self.expect_100_continue = False
         super().on_headers_complete()
-        if 0 < len(self.pipeline) < MAX_PIPELINED:  # uvicorn has paused reading: the client could leave unnoticed
+        if self.pipeline:  # uvicorn has paused reading: the client could leave unnoticed
             self.flow.resume_reading()
         self._reported, self._in_head = True, False
         self._cancel_timer()

@@ -213,6 +213,7 @@ async def streamed(completions: Any) -> tuple[str, str]:
     reasoning, content = "", ""
     async for chunk in await completions.create(model=MODEL, messages=QUESTION, stream=True):
         delta = chunk.choices[0].delta
+        assert getattr(delta, "reasoning", None) == getattr(delta, "reasoning_content", None)
         reasoning += getattr(delta, "reasoning_content", None) or ""
         content += delta.content or ""
     return reasoning, content
@@ -240,6 +241,7 @@ def test_tags_that_are_special_tokens_separate_the_reasoning(tmp_path, reasoning
     async def scene(completions: Any) -> None:
         message = (await completions.create(model=MODEL, messages=QUESTION)).choices[0].message
         assert (message.reasoning_content, message.content) == ("why", "two")
+        assert message.reasoning == "why"
         assert await streamed(completions) == ("why", "two")
 
     play(scripted, scene)

@@ -52,6 +52,20 @@ def test_a_model_that_no_folder_can_be(arguments, words):
     assert words in refusal(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((str(MODEL), "--served-model-name", "a", "b", "--lora-modules", "b=x"), "'b' is also the name of the model"),
+        (("--served-model-name", "a", "/nowhere"), "/nowhere: no config.json"),
+        (("--served-model-name", "a", "/nowhere", "--port", "0", "--served-model-name", "b"), "/nowhere: no config"),
+        (("--served-model-name", "a", "b", "/nowhere"), "/nowhere: no config.json"),
+        (("--served-model-name", "a", "--served-model-name", "b"), "arguments are required: model"),
+    ],
+)
+def test_names_of_the_model_before_and_after_its_folder(arguments, words):
+    assert words in refusal("serve", *arguments)
+
+
 def test_a_time_that_no_message_to_the_workers_can_carry():
     assert "--stall-timeout: 5000000 is more than" in refusal("serve", str(MODEL), "--stall-timeout", "5000000")
 

@@ -93,6 +93,21 @@ def test_the_tokens_of_a_chat_are_counted_with_its_options(with_beginning, field
     assert tokenized["count"] == len(tokenized["tokens"]) == len(names)
 
 
+def test_tokens_outside_the_vocabulary_have_no_text(with_beginning):
+    async def run() -> list[dict[str, Any]]:
+        async with with_beginning:
+            tokens = with_beginning.codec.encode("hi", add_special_tokens=False)
+            bodies = [{"tokens": [*tokens, *more]} for more in ((), (999,), (1000,))]
+            return [
+                (await with_beginning.http.post("http://localhost/detokenize", json=body)).json() for body in bodies
+            ]
+
+    known, unused, refused = asyncio.run(run())
+    assert known == unused == {"prompt": "hi"}
+    assert refused["error"]["param"] == "tokens"
+    assert refused["error"]["message"] == "tokens: token id 1000 is not below the vocabulary size 1000"
+
+
 def lists_of(codec: TextCodec, body: CompletionRequest, answer: list[int], top: int = 0) -> tuple[str, dict[str, Any]]:
     """Return text and log probabilities of the answer to one prompt, which has `top` other likely tokens a place."""
     (prompt,) = asyncio.run(token_prompts(body, cast(Any, SimpleNamespace(encode=_encoder(codec))), ""))

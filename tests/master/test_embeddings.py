@@ -278,7 +278,7 @@ def test_requests_with_different_adapters_share_no_block():
 def test_inputs_that_can_never_be_served_are_refused_before_any_is_submitted():
     status = Queue().status
     assert isinstance(status, EngineStatus)
-    check_inputs([[1], [99]], status)
+    check_inputs([[1], [99]], status, None)
     for inputs, message in (
         ([[1], []], "empty"),
         ([[100]], "vocabulary"),
@@ -286,10 +286,14 @@ def test_inputs_that_can_never_be_served_are_refused_before_any_is_submitted():
         ([[1]] * 300, "300 texts, at most 256 can wait"),
     ):
         with pytest.raises(RequestError, match=message) as error:
-            check_inputs(inputs, status)
+            check_inputs(inputs, status, None)
         assert error.value.field == "input"
+    check_inputs([[1] * 64, [1]], status, 100)
+    check_inputs([[1] * 3], status, 3)
+    with pytest.raises(RequestError, match=r"4 tokens, at most 3 are possible by max_seq_length of sentence_bert_conf"):
+        check_inputs([[1], [1] * 4], status, 3)
     limits = 100, 64, 64, Progress(num_waiting=255), 256, 100_000
     full = EngineStatus(status.state, "", False, *limits, Recovery())
-    check_inputs([[1]], full)
+    check_inputs([[1]], full, None)
     with pytest.raises(QueueFullError, match="255 requests are waiting"):
-        check_inputs([[1], [2]], full)
+        check_inputs([[1], [2]], full, None)

@@ -109,6 +109,17 @@ def test_log_probabilities_are_requested_and_returned_by_token(llm, scripted):
     assert two.logprobs is None
 
 
+def test_what_ended_a_choice_is_named(llm, scripted):
+    (end,) = scripted.codec.encode(END)
+    for sampling, text, reason in (
+        (SamplingParams(), "four", None),
+        (SamplingParams(stop=["x", "r"], stop_token_ids=[end]), "fou", "r"),
+        (SamplingParams(stop_token_ids=[end]), "four", end),
+    ):
+        (output,) = llm.generate("a", sampling)[0].outputs
+        assert (output.text, output.finish_reason, output.stop_reason) == (text, "stop", reason)
+
+
 def test_log_probabilities_of_the_prompt_are_requested_and_returned(llm, scripted):
     [output] = llm.generate("a", SamplingParams(prompt_logprobs=1))
     assert scripted.engine.submissions[0].sampling.prompt_logprobs == 1

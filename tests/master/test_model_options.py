@@ -1,4 +1,4 @@
-"""The options about a draft model: they become a part of the topology, or an error that names the option."""
+"""The names of the model, and the options about a draft model, which become a part of the topology, or an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from orca_contract.topology import ModelSpec
 from orca_master.commands.model_options import add_model_options, model_spec
-from orca_master.commands.options import add_engine_options
+from orca_master.commands.options import add_engine_options, add_server_options, endpoint_config
 from orca_master.errors import ConfigurationError
 
 
@@ -17,6 +17,23 @@ def spec_of(*options: str) -> ModelSpec:
     add_model_options(parser)
     add_engine_options(parser)
     return model_spec(parser.parse_args(options), "/m", "m", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ((), ("folder",)),
+        (("--served-model-name", "a"), ("a",)),
+        (("--served-model-name", "a", "b"), ("a", "b")),
+        (("--served-model-name", "a", "b", "--served-model-name=c"), ("a", "b", "c")),
+    ],
+)
+def test_names_of_the_model(options, names):
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    add_engine_options(parser)
+    add_server_options(parser)
+    assert endpoint_config(parser.parse_args(options), Path("/m"), "folder").model_names == names
 
 
 def test_no_draft_model_by_default():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from orca_master.bodies.lengths import Lengths
-from orca_master.bodies.response_requests import LOGPROBS, UNSUPPORTED, ResponseRequest
+from orca_master.bodies.response_requests import LOGPROBS, ResponseRequest
 from orca_master.bodies.validation import check_body, pack, unpack
 from orca_master.errors import RequestError
 
@@ -33,7 +33,6 @@ def test_null_means_the_default():
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [
-        *(({name: "a"}, name, remedy) for name, remedy in UNSUPPORTED.items()),
         ({"reasoning": {"effort": "most"}}, "reasoning", "'low'"),
         ({"reasoning": {"summary": "auto"}}, "reasoning", "reasoning.summary: this field is unknown or not supported"),
         ({"truncation": "auto"}, "truncation", "'disabled'"),

@@ -46,6 +46,27 @@ def scripted(tmp_path, answer: str = f"{ANSWER}{END}", reason: FinishReason = Fi
     return Scripted(make_model(tmp_path, TEMPLATE), answer, reason, reasoning_parser="qwen3")
 
 
+def test_the_tokens_of_an_input_are_those_of_its_response(tmp_path):
+    async def scene(responses: Any) -> None:
+        first = await responses.create(model=MODEL, input="1 + 1?", store=True)
+        for fields in (
+            {"input": "1 + 1?"},
+            {"input": [{"role": "user", "content": "1 + 1?"}], "instructions": "Be brief.", "tools": [ADD, NOW]},
+            {"input": "more", "previous_response_id": first.id},
+        ):
+            count = await responses.input_tokens.count(model=MODEL, **fields)
+            response = await responses.create(model=MODEL, **fields)
+            assert (count.object, count.input_tokens) == ("response.input_tokens", response.usage.input_tokens)
+        for fields, field in (({"previous_response_id": "resp_1"}, "previous_response_id"), ({"input": []}, "input")):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await responses.input_tokens.count(model=MODEL, **{"input": "a", **fields})
+            assert refused.value.param == field
+        with pytest.raises(openai.NotFoundError):
+            await responses.input_tokens.count(model="other", input="a")
+
+    play(scripted(tmp_path), scene)
+
+
 def test_a_loop_of_calls(tmp_path):
     server = scripted(tmp_path)
 

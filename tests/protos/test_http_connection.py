@@ -194,6 +194,20 @@ def test_pipelined_requests_are_bounded():
     asyncio.run(run())
 
 
+def test_one_pipelined_request_too_many_ends_the_connection_whenever_it_comes():
+    async def run():
+        connection, peer = connect()
+        for _ in range(1 + MAX_PIPELINED):
+            connection.data_received(b"GET /wait HTTP/1.1\r\n\r\n")
+            assert not peer.paused
+        assert not peer.ended.is_set()
+        connection.data_received(b"GET /wait HTTP/1.1\r\n\r\n")
+        assert peer.ended.is_set()
+        peer.close()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_leaves_ends_the_request_before_a_pipelined_one():
     """uvicorn tells only the newest request of a connection that the client has left."""
 
@@ -210,7 +224,8 @@ def test_a_client_that_leaves_ends_the_request_before_a_pipelined_one():
     asyncio.run(run())
 
 
-def test_a_client_that_leaves_is_noticed_behind_a_later_pipelined_request():
+@pytest.mark.parametrize("count", [1, MAX_PIPELINED])
+def test_a_client_that_leaves_is_noticed_behind_later_pipelined_requests(count):
     """uvicorn stops reading, and so does not notice the end of the connection, until the first request reads again."""
 
     async def run() -> None:
@@ -218,7 +233,7 @@ def test_a_client_that_leaves_is_noticed_behind_a_later_pipelined_request():
         client, waiting = await client_that_waits()
         for _ in range(5):
             await asyncio.sleep(0)
-        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n")
+        await loop.sock_sendall(client, b"GET /wait HTTP/1.1\r\n\r\n" * count)
         client.close()
         await asyncio.wait({waiting}, timeout=10)
         assert waiting.done()

@@ -218,7 +218,11 @@ def test_the_prefix_cache_and_the_metrics_count_embeddings(served):
         ({"input": [10**6]}, "token id 1000000 is not below the vocabulary size", "input"),
         ({"input": [1] * (MAX_POSITIONS + 1)}, f"{MAX_POSITIONS + 1} tokens", "input"),
         ({"input": ["a"] * 9}, "9 texts, at most 8 can wait (--max-queue-depth)", "input"),
-        ({"input": "a", "dimensions": 8}, "dimensions: this field is unknown or not supported", "dimensions"),
+        (
+            {"input": "a", "dimensions": 8},
+            "dimensions: is not supported: vectors have the model's hidden size",
+            "dimensions",
+        ),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),
     ],
 )

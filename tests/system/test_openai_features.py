@@ -239,7 +239,7 @@ def test_the_best_of_several_choices_are_those_of_the_highest_mean_log_probabili
 @pytest.mark.parametrize(
     ("path", "change", "field", "words"),
     [
-        ("completions", {"suffix": "end"}, "suffix", "unknown or not supported"),
+        ("completions", {"suffix": "end"}, "suffix", "write the tokens with which this model infills"),
         ("completions", {"best_of": 1, "n": 2}, "best_of", "1 is below n, 2"),
         ("completions", {"max_tokens": 0}, "max_tokens", "0 is only allowed with echo: true"),
         ("completions", {"stop": ["a", ""]}, "stop", "must not be empty"),

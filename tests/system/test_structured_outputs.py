@@ -274,7 +274,7 @@ INVALID = {
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs: is not allowed together with response_format",
     ),
-    "older name": ({"guided_json": {}}, "guided_json: this field is unknown or not supported"),
+    "older name": ({"guided_json": {}}, 'guided_json: send structured_outputs: {"json": …}'),
     "surrogate": ({"structured_outputs": {"regex": "\ud800"}}, "structured_outputs: regex has a lone surrogate at"),
     "long": ({"structured_outputs": {"regex": "ä" * 70_000}}, "structured_outputs: 140000 bytes, at most 131072 are"),
     "long schema": ({"structured_outputs": {"json": {"a": "x" * 140_000}}}, "structured_outputs: 140009 bytes of JSON"),

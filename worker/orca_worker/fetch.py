@@ -37,7 +37,7 @@ IN_FOLDERS = (f"{TEMPLATES}/tool_use.jinja", f"{POOLING}/config.json")
 READ = frozenset(
     {
         *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-        *("special_tokens_map.json", "modules.json"),
+        *("special_tokens_map.json", "modules.json", "sentence_bert_config.json"),
         *IN_FOLDERS,
         INDEX,
     }

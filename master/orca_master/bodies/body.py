@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 
+from orca_master.bodies.absent_fields import AbsentFields, without_absent_fields
 from orca_master.bodies.lengths import at_most, at_most_characters
 
 MAX_NAME = 4096
@@ -30,6 +31,8 @@ class Body(BaseModel):
     """A JSON object. `null` for a field with a default means the default."""
 
     model_config = ConfigDict(extra="forbid")
+    absent: ClassVar[AbsentFields] = {}
+    """Fields of other servers that are known, but not supported."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,6 +43,7 @@ class Body(BaseModel):
         """
         if not isinstance(data, dict):
             return data
+        data = without_absent_fields(data, cls.absent) if cls.absent else data
         known = {
             name: data[name]
             for name, field in cls.model_fields.items()

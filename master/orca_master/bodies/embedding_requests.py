@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from orca_master.bodies.absent_fields import EMBEDDING
 from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.prompts import Prompts
 
@@ -11,6 +12,7 @@ from orca_master.bodies.prompts import Prompts
 class EmbeddingRequest(Body):
     """Texts or token ids of which each gets one embedding."""
 
+    absent = EMBEDDING
     model: Name | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from orca_master.bodies.absent_fields import CHAT, COMPLETION
 from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.lengths import (
     at_most,
@@ -117,6 +118,7 @@ class GenerationRequest(SamplingFields):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
+    absent = COMPLETION
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 16
     echo: bool = False
@@ -215,6 +217,7 @@ def check_ends(continues: bool, asks_for_prompt: bool, given: set[str]) -> None:
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
+    absent = CHAT
     messages: Messages
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
@@ -223,6 +226,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
     chat_template_kwargs: TemplateOptions = {}
     tools: ToolList = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

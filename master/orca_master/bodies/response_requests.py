@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator, with_config
 from typing_extensions import TypedDict
 
+from orca_master.bodies.absent_fields import RESPONSE
 from orca_master.bodies.body import Body, Metadata, Name
 from orca_master.bodies.json_values import repeatable
 from orca_master.bodies.lengths import at_most, at_most_characters, check_options, check_text
@@ -21,12 +22,6 @@ from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
-UNSUPPORTED = {
-    "conversation": "is not supported: set previous_response_id, or send all items in input",
-    "prompt": "prompt templates are not stored: send instructions and input",
-    "max_tool_calls": "limits built-in tools, which this server does not have",
-}
-"""Fields that are refused, unless they are null, false or without values, with the way out."""
 
 
 class FunctionTool(Body):
@@ -84,6 +79,7 @@ def _kind_of_input(value: Any) -> str:
 class ResponseRequest(SamplingFields):
     """Body of POST /v1/responses."""
 
+    absent = RESPONSE
     input: Annotated[
         Annotated[str, check_text, Tag("[text]")] | Annotated[InputItems, Tag("[items]")],
         Discriminator(_kind_of_input),
@@ -112,17 +108,6 @@ class ResponseRequest(SamplingFields):
     prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] = "auto"
     chat_template_kwargs: Annotated[dict[str, Any], check_options] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_unsupported_field(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, remedy in UNSUPPORTED.items():
-            value = data.get(name)
-            if any(value.values()) if isinstance(value, dict) else value not in (None, False):
-                raise ValueError(f"{name}: {remedy}")
-        return {name: value for name, value in data.items() if name not in UNSUPPORTED}
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ResponseRequest:

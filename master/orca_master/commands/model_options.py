@@ -33,8 +33,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name",
         action="append",
+        nargs="+",
         metavar="NAME",
-        help="model name in the API, repeatable; responses contain the first (the directory's name)",
+        help="names of the model in the API, repeatable; responses contain the first (the directory's name)",
     )
     parser.add_argument(
         "--dtype",
@@ -104,7 +105,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--reasoning-parser",
         choices=(*REASONING_FORMATS, "none"),
         default="none",
-        help="format in which the model reasons before it answers; reasoning becomes reasoning_content (none)",
+        help="format in which the model reasons before it answers; reasoning becomes the field reasoning (none)",
     )
 
 

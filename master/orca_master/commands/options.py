@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 from pathlib import Path
@@ -246,7 +247,7 @@ def endpoint_config(
 
     Removes the keys from `arguments` and from the environment.
     """
-    model_names = tuple(arguments.served_model_name or [model_name])
+    model_names = tuple(itertools.chain.from_iterable(arguments.served_model_name or [[model_name]]))
     if refusal := adapters_refusal(model_names, adapters):
         raise ConfigurationError(f"--lora-modules: {refusal}")
     keys = digests_of(arguments.api_key, "--api-key")

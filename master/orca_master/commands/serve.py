@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments = parser.parse_args(with_config_file(argv, parser, "model"))
         configure_logging(arguments.log_format, arguments.log_level)
-        model = _model_folder(arguments.model)
+        model = _model_folder(_model_of(parser, arguments))
         device, backend = devices_in_use(arguments)
         _check_options(arguments, device)
         names = endpoint_config(arguments, model, model.name, tuple(name for name, _ in arguments.lora_modules))
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
-    parser.add_argument("model", help="Hugging Face model directory")
+    parser.add_argument("model", nargs="?", help="Hugging Face model directory")
     parser.add_argument(
         "--pipeline-parallel-size",
         "-pp",
@@ -159,6 +159,17 @@ def _parser() -> OneLineParser:
     add_engine_options(parser)
     add_server_options(parser)
     return parser
+
+
+def _model_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
+    """Return the model, and end the process without one. Behind names of the model argparse takes it for one, too."""
+    several = [names for names in arguments.served_model_name or [] if len(names) > 1]
+    if arguments.model is None and several:
+        arguments.model = several[-1].pop()
+    if arguments.model is None:
+        parser.error("the following arguments are required: model")
+    model: str = arguments.model
+    return model
 
 
 def _check_options(arguments: argparse.Namespace, device: Device) -> None:

@@ -62,6 +62,8 @@ class AnswerParser:
     def __init__(self, reasoning: ReasoningParser | None, tools: CallParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
+        self.num_reasoning = 0
+        """Calls of `feed` whose characters are reasoning, or begin or end it: its tokens, if each call has one."""
 
     @property
     def is_plain(self) -> bool:
@@ -69,9 +71,9 @@ class AnswerParser:
         return self._reasoning is None and self._tools is None
 
     @property
-    def is_reasoning(self) -> bool:
-        """True if the next characters are reasoning, or end it."""
-        return self._reasoning is not None and self._reasoning.within
+    def reasoning_is_over(self) -> bool:
+        """True if no later characters are reasoning."""
+        return self._reasoning is None or self._reasoning.is_over
 
     @property
     def ends_with_calls(self) -> bool:
@@ -87,7 +89,9 @@ class AnswerParser:
         """Return the parts of the next characters; with `last`, also text that was held back."""
         reasoning, calls = "", list[CallDelta]()
         if self._reasoning is not None:
+            was_within = self._reasoning.within
             reasoning, text = self._reasoning.feed(text, last)
+            self.num_reasoning += was_within or self._reasoning.within
         if self._tools is not None:
             parsed = self._tools.feed(text, last)
             text, calls = parsed.content, parsed.calls

@@ -35,6 +35,7 @@ from orca_master.endpoint.early_refusal import EarlyRefusal
 from orca_master.endpoint.embeddings import add_embeddings
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.file_routes import add_files
+from orca_master.endpoint.generation import check_token_ids
 from orca_master.endpoint.internal_errors import InternalErrors
 from orca_master.endpoint.messages import add_messages
 from orca_master.endpoint.messages_errors import MessagesErrors
@@ -205,6 +206,7 @@ def _add_models_and_text(app: FastAPI, endpoint: Endpoint) -> None:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Detokenized:
         """Convert token ids to text."""
         endpoint.check(body.model, owner_of(request))
+        check_token_ids("tokens", body.tokens, endpoint.engine.status.vocabulary_size)
         return Detokenized(prompt=endpoint.codec.decode(list(body.tokens)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ from orca_master.endpoint.openai_answers import (
     ChatCompletion,
     ChatLogprobs,
     ChatTokenLogprob,
+    ChatUsage,
+    CompletionTokensDetails,
     FunctionCall,
     TokenLogprob,
     ToolCall,
@@ -36,6 +39,8 @@ from orca_master.text.tokenizer import TextCodec
 
 ROOM = "the room that the prompt leaves in the context"
 """Origin of the length of an answer without a maximum."""
+COUNTED_AT_ONCE = 1000
+"""Tokens of a reasoning that are counted before others are served; one takes 3 microseconds."""
 
 
 class ChatFormat:
@@ -46,8 +51,12 @@ class ChatFormat:
         self._model_name = model_name
         self._texts = TokenTexts(codec)
         self._answers = answers
+        self._shows_reasoning = body.include_reasoning or answers.reasoning is None
+        # Tokens would show the reasoning that is to be left out; vLLM, too, leaves them out.
+        self._shows_ids = body.return_token_ids and self._shows_reasoning
+        self._shows_logprobs = body.logprobs and self._shows_reasoning
         self._parsers: dict[int, AnswerParser] = {}
-        """Of the choices of a stream."""
+        """By choice: those of a stream; without a stream they have counted the tokens of the reasoning."""
 
     def opening(self, generation: Generation) -> Iterator[ChatCompletion]:
         """Yield the role, once for each choice."""
@@ -73,6 +82,7 @@ class ChatFormat:
         if (parser := self._parsers.get(piece.index)) is None:
             parser = self._parsers[piece.index] = self._answers.parser(self._body, generation.prompts[0])
         parts = parser.feed(piece.text, last=piece.finish_reason is not None)
+        reasoning = parts.reasoning if self._shows_reasoning else ""
         calls = [
             ToolCall(
                 index=delta.index,
@@ -83,27 +93,29 @@ class ChatFormat:
             for delta in parts.calls
         ]
         delta = AssistantMessage(
-            content=parts.content or (None if parts.reasoning or calls else ""),
-            reasoning_content=parts.reasoning or None,
+            content=parts.content or (None if reasoning or calls else ""),
+            reasoning=reasoning or None,
+            reasoning_content=reasoning or None,
             tool_calls=calls or None,
         )
         choice = ChatChoice(
             index=piece.index,
             delta=delta,
             finish_reason=_finish_reason(parser, piece),
-            logprobs=ChatLogprobs(content=self._logprobs([piece])) if self._body.logprobs else None,
-            token_ids=[piece.token] if self._body.return_token_ids else None,
+            stop_reason=piece.stop_reason(self._body.stop_token_ids),
+            logprobs=ChatLogprobs(content=self._logprobs([piece])) if self._shows_logprobs else None,
+            token_ids=[piece.token] if self._shows_ids else None,
         )
         return self._chunk(generation, choice)
 
     def choice(self, generation: Generation, index: int, pieces: list[Piece]) -> ChatChoice:
         """See Format."""
-        wants_ids = self._body.return_token_ids
         parser = self._answers.parser(self._body, generation.prompts[0])
         parts = parser.feed("".join(piece.text for piece in pieces), last=pieces[-1].finish_reason is not None)
         arguments: dict[int, str] = {}
         for delta in parts.calls:
             arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+        reasoning = parts.reasoning if self._shows_reasoning else ""
         calls = [
             ToolCall(
                 id=self._call_id(generation, index, delta.index),
@@ -116,25 +128,28 @@ class ChatFormat:
         message = AssistantMessage(
             role="assistant",
             content=parts.content or (None if calls else ""),
-            reasoning_content=parts.reasoning or None,
+            reasoning=reasoning or None,
+            reasoning_content=reasoning or None,
             tool_calls=calls or None,
         )
         return ChatChoice(
             index=index,
             message=message,
             finish_reason=_finish_reason(parser, pieces[-1]),
+            stop_reason=pieces[-1].stop_reason(self._body.stop_token_ids),
             logprobs=None,  # in `long_choice_fields`
-            token_ids=[piece.token for piece in pieces] if wants_ids else None,
-            prompt_token_ids=list(generation.prompt_of(index)) if wants_ids else None,
+            token_ids=[piece.token for piece in pieces] if self._shows_ids else None,
+            prompt_token_ids=list(generation.prompt_of(index)) if self._body.return_token_ids else None,
         )
 
     def answer(self, generation: Generation, usage: Usage) -> ChatCompletion:
         """See Format."""
-        return self._completion("chat.completion", generation, [], usage)
+        return self._completion("chat.completion", generation, [], self._with_details(usage))
 
     async def long_choice_fields(self, generation: Generation, index: int, pieces: list[Piece]) -> dict[str, str]:
         """See Format."""
-        if not self._body.logprobs:
+        await self._count_reasoning(generation, index, pieces)
+        if not self._shows_logprobs:
             return {}
         known = [piece for piece in pieces if piece.logprobs is not None]
         size = max(1, SLICE_NUMBERS // (1 + (self._body.top_logprobs or 0)))
@@ -150,7 +165,22 @@ class ChatFormat:
 
     def usage_chunk(self, generation: Generation, usage: Usage) -> ChatCompletion:
         """See Format."""
-        return self._completion("chat.completion.chunk", generation, [], usage)
+        return self._completion("chat.completion.chunk", generation, [], self._with_details(usage))
+
+    async def _count_reasoning(self, generation: Generation, index: int, pieces: list[Piece]) -> None:
+        parser = self._parsers[index] = self._answers.parser(self._body, generation.prompts[0])
+        for number, piece in enumerate(pieces, 1):
+            if parser.reasoning_is_over:
+                return
+            parser.feed(piece.text, last=False)
+            if number % COUNTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _with_details(self, usage: Usage) -> Usage:
+        if self._answers.reasoning is None:
+            return usage
+        count = sum(parser.num_reasoning for parser in self._parsers.values())
+        return ChatUsage(**dict(usage), completion_tokens_details=CompletionTokensDetails(reasoning_tokens=count))
 
     def _call_id(self, generation: Generation, choice: int, call: int) -> str:
         """Return the id of a call, the same whenever the response is built."""

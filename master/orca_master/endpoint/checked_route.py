@@ -27,6 +27,7 @@ KIND_OF_PATH = {
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
     "/v1/responses": "response",
+    "/v1/responses/input_tokens": "response",
     "/v1/batches": "batch",
     "/v1/load_lora_adapter": "load_adapter",
     "/v1/unload_lora_adapter": "unload_adapter",

@@ -50,6 +50,12 @@ class Piece:
     prompt_logprobs: pb.PromptLogprobs | None = None
     """With the first piece of a prompt, if they are requested: those of the whole prompt."""
 
+    def stop_reason(self, stop_token_ids: Sequence[int]) -> int | str | None:
+        """Return the stop string, or the one of the request's tokens, that ended the choice; None for other ends."""
+        if self.finish_reason != "stop":
+            return None
+        return self.token if self.stop_string is None and self.token in stop_token_ids else self.stop_string
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

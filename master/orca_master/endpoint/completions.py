@@ -116,6 +116,7 @@ class CompletionFormat:
             index=index,
             text=echo + "".join(piece.text for piece in kept),
             finish_reason=finish_reason if kept or finish_reason is None else "length",
+            stop_reason=kept[-1].stop_reason(self._body.stop_token_ids) if kept else None,
             logprobs=self._logprobs(generation, index, kept) if wants_logprobs and kept else None,
             token_ids=[piece.token for piece in kept] if wants_ids and pieces else None,
             prompt_token_ids=list(prompt) if wants_ids and opening else None,

@@ -33,6 +33,7 @@ from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.request_limits import check_together
 from orca_master.errors import CONTEXT_EXCEEDED, EngineError, RequestError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
+from orca_master.text.sentence_file import FILE
 
 
 class Embedding(BaseModel):
@@ -133,14 +134,20 @@ def encoded(vector: array[float], encoding_format: Literal["float", "base64"]) -
     return f'"{base64.b64encode(vector.tobytes()).decode()}"'
 
 
-def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus) -> None:
-    """Raise RequestError for token ids or lengths that the model does not have, QueueFullError without room."""
+def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus, most: int | None) -> None:
+    """Raise RequestError for token ids or lengths that the model does not have, QueueFullError without room.
+
+    `most`: tokens of an input, by a file of the model; None: those of the context.
+    """
+    limit, origin = status.longest, ""
+    if most is not None and most < limit:
+        limit, origin = most, f" by max_seq_length of {FILE}"
     for tokens in inputs:
         if not tokens:
             raise RequestError("input: a text is empty: at least one token is needed", "input")
-        if len(tokens) > status.longest:
+        if len(tokens) > limit:
             raise RequestError(
-                f"input: a text has {len(tokens)} tokens, at most {status.longest} are possible: send a shorter part",
+                f"input: a text has {len(tokens)} tokens, at most {limit} are possible{origin}: send a shorter part",
                 "input",
                 CONTEXT_EXCEEDED,
             )
@@ -210,7 +217,7 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         limit = endpoint.time_limit(request)
         async with limit.applied():
             inputs = await _inputs(body, endpoint, owner)
-        check_inputs(inputs, endpoint.engine.status)
+        check_inputs(inputs, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
         adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
         pooling = endpoint.config.embedding_pooling
         submissions = submissions_of(inputs, pooling, body.priority, salt, adapter, limit.arrived)

@@ -38,6 +38,8 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    """The stop string or token of the request that ended the choice (vLLM's)."""
     logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -85,6 +87,8 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    """vLLM's newer name; `reasoning_content`, which is the same, is that of DeepSeek's API and of other clients."""
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
@@ -96,6 +100,8 @@ class ChatChoice(BaseModel):
     message: AssistantMessage | None = None
     delta: AssistantMessage | None = None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: int | str | None = None
+    """See CompletionChoice."""
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -114,6 +120,18 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionTokensDetails(BaseModel):
+    """Generated tokens by kind."""
+
+    reasoning_tokens: int
+
+
+class ChatUsage(Usage):
+    """Token counts of a chat whose reasoning is separated from the answer."""
+
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Completion(BaseModel):
@@ -135,7 +153,7 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage | None = None
+    usage: ChatUsage | Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
 

@@ -44,7 +44,7 @@ STATUSES: dict[type[Exception], tuple[int, str]] = {
     RequestTimeoutError: (408, "request_timeout"),
 }
 """HTTP status and code of the errors that can end a stream, which is then HTTP 200 already."""
-EXTENSIONS = ("token_ids", "prompt_token_ids", "prompt_logprobs")
+EXTENSIONS = ("stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs")
 _PLACE = "\0"
 """Stands for the text of a chunk, the last string of its JSON, while the parts around the text are encoded."""
 OPENING_CHUNKS = 8
@@ -219,8 +219,8 @@ async def events(
 
     def event_of(chunk: str) -> str:
         if usage_in_stream == "all":
-            usage = _json(usage_of(generation, generated, num_cached).model_dump())
-            chunk = f'{chunk[:-1]},"usage":{usage}}}'
+            last = style.usage_chunk(generation, usage_of(generation, generated, num_cached))
+            chunk = f'{chunk[:-1]},"usage":{_json(dump(last)["usage"])}}}'
         return _event(chunk, numbers)
 
     try:

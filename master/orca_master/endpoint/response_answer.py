@@ -49,7 +49,7 @@ class ResponseAnswer:
         self._output = output
         self._logprobs = logprobs
         self._clock = clock
-        self._output_tokens = self._reasoning_tokens = self._cached_tokens = 0
+        self._output_tokens = self._cached_tokens = 0
         self._is_complete = False
 
     def begin(self) -> list[Event]:
@@ -64,10 +64,8 @@ class ResponseAnswer:
     def feed(self, piece: Piece) -> list[Event]:
         """Add a piece; return its events."""
         is_last = piece.finish_reason is not None
-        was_reasoning = self._parser.is_reasoning
         parts = self._parser.feed(piece.text, is_last)
         self._output_tokens += 1
-        self._reasoning_tokens += was_reasoning or self._parser.is_reasoning
         self._cached_tokens += piece.num_cached
         self._is_complete = piece.finish_reason == "stop"
         return self._output.feed(parts, self._logprobs(piece))
@@ -101,7 +99,7 @@ class ResponseAnswer:
             input_tokens=self._input_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=self._cached_tokens),
             output_tokens=self._output_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reasoning_tokens),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._parser.num_reasoning),
             total_tokens=self._input_tokens + self._output_tokens,
         )
         return cast(ResponseObject, {**self.response, "output": self._output.items, "usage": usage})

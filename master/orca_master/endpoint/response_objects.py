@@ -111,6 +111,13 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
+class ResponseInputTokens(TypedDict):
+    """Response of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseFault(TypedDict):
     """Why a response failed."""
 

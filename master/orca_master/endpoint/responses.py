@@ -1,4 +1,4 @@
-"""POST /v1/responses: the Responses API over the generation of chat completions.
+"""POST /v1/responses and /v1/responses/input_tokens: the Responses API over the generation of chat completions.
 
 response_prompt.py converts a request to a chat request, response_answer.py the pieces of the answer to a response and
 to the events of its stream.
@@ -18,7 +18,7 @@ from orca_master.bodies.response_items import InputItem
 from orca_master.bodies.response_requests import ResponseRequest
 from orca_master.endpoint.background import BackgroundRun
 from orca_master.endpoint.background_stream import stored_stream
-from orca_master.endpoint.chat import chat_generation, token_logprob
+from orca_master.endpoint.chat import chat_generation, chat_prompt, token_logprob
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, deliver_body, deliver_stream, groups_of, unless_gone
 from orca_master.endpoint.endpoint import Endpoint
@@ -28,7 +28,13 @@ from orca_master.endpoint.openai_answers import ChatTokenLogprob
 from orca_master.endpoint.prompt_logprobs import TokenTexts
 from orca_master.endpoint.recorder import Recorder
 from orca_master.endpoint.response_answer import FAILURES, ResponseAnswer, fault_of
-from orca_master.endpoint.response_objects import ResponseObject, begun_response, wire_event, wire_json
+from orca_master.endpoint.response_objects import (
+    ResponseInputTokens,
+    ResponseObject,
+    begun_response,
+    wire_event,
+    wire_json,
+)
 from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.endpoint.response_prompt import chat_request, response_fields
 from orca_master.endpoint.response_record import conversation_of, record
@@ -41,7 +47,16 @@ Keep = Callable[[ResponseObject], Awaitable[None]]
 
 
 def add_responses(app: FastAPI, endpoint: Endpoint) -> None:
-    """Add the route."""
+    """Add the routes."""
+
+    @app.post("/v1/responses/input_tokens", response_model=ResponseInputTokens)
+    async def input_tokens(body: ResponseRequest, request: Request) -> ResponseInputTokens:
+        """Return the number of tokens of the prompt that a response's body makes."""
+        owner = owner_of(request)
+        chat = chat_request(body, await _earlier_items(endpoint, body, owner), endpoint.lengths)
+        with response_fields():
+            count = len(await chat_prompt(endpoint, chat, owner))
+        return ResponseInputTokens(object="response.input_tokens", input_tokens=count)
 
     @app.post("/v1/responses", response_model=ResponseObject)
     async def responses(body: ResponseRequest, request: Request) -> Response:

@@ -44,6 +44,11 @@ class ReasoningParser:
         self._drops_space = False
         """True after a tag, where white space is no part of the answer."""
 
+    @property
+    def is_over(self) -> bool:
+        """True if no later characters are reasoning."""
+        return self._has_begun and not self.within
+
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         """Return the new reasoning and the new text; with `last`, also what was held back."""
         self._text += text

@@ -27,6 +27,7 @@ from orca_master.errors import ConfigurationError, RequestError
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
 from orca_master.text.sampling_defaults import read_sampling_file
+from orca_master.text.sentence_file import max_embedded_tokens
 from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
@@ -62,7 +63,7 @@ class GenerationFile(BaseModel):
 
 
 class TextCodec:
-    """Tokenizer, stop tokens and sampling defaults of one model directory; raises ConfigurationError."""
+    """Tokenizer, stop tokens, sampling defaults and limits of one model directory; raises ConfigurationError."""
 
     def __init__(self, model_path: Path) -> None:
         self._tokenizer: Tokenizer | None = None
@@ -83,6 +84,8 @@ class TextCodec:
         self.max_new_tokens = recommended.max_new_tokens
         """Most tokens of the answer to a chat that sets no maximum; None: the rest of the context."""
         self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
+        self.max_embedded_tokens = max_embedded_tokens(model_path)
+        """Most tokens of a text that is embedded; None: those of the context."""
         self.ending = self._ending(model_path)
         """Tokens after a text that is embedded, beside those of `encode`."""
 
