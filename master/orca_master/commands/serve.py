@@ -21,6 +21,7 @@ from orca_protos.command_line import OneLineParser
 from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
+from orca_protos.uncollected import uncollected
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.child_process import fork
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
         parser.error(str(error))
     with local_workers as workers:
         try:
-            with checking(*checks):
+            with checking(*checks), uncollected():
                 # Here and not in the master, which is forked, so that a restarted master is ready sooner.
                 from orca_master.commands.local_topology import local_topology
                 from orca_master.commands.server import run_to_exit_code
