@@ -138,7 +138,6 @@ input()
 """
 
 
-@pytest.mark.long
 def test_workers_outlive_the_thread_that_created_the_llm_but_not_its_process(tmp_path):
     model = ROOT / "examples" / "demo-model"
     program = [sys.executable, "-c", THREADS, str(model)]
