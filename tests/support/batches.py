@@ -87,8 +87,7 @@ class Server:
         endpoint = self.scripted.endpoint
         adapters = RestoredAdapters(self._restorer, lambda: endpoint.generator.is_stopped)
         calls = BatchCalls(endpoint, adapters, self.config.concurrency)
-        async with contextlib.AsyncExitStack() as ends, open_batches(self.config, calls) as self.batches:
-            ends.push_async_exit(self.scripted.template)  # its process starts when the first chat is rendered
+        async with self.scripted.template, open_batches(self.config, calls) as self.batches:
             endpoint.batches = self.batches
             self.batches.start()
             self.transport = httpx.ASGITransport(create_app(endpoint))

@@ -91,10 +91,7 @@ class ScriptedEngine(EngineClient):
 
 
 class Scripted:
-    """The application over a model folder and an engine that gives one answer, and official clients of it.
-
-    The process of the chat template starts when the first chat is rendered: most tests have none.
-    """
+    """The application over a model folder and an engine that gives one answer, and official clients of it."""
 
     def __init__(
         self,
@@ -111,6 +108,7 @@ class Scripted:
         self.codec = codec
 
     async def __aenter__(self) -> openai.AsyncOpenAI:
+        await self.template.__aenter__()
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(self.endpoint)))
         return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="-", max_retries=0, http_client=self.http)
 
