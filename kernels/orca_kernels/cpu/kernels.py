@@ -51,6 +51,8 @@ QUANTIZED_LINEAR: list[Any] = [POINTER] * 8 + [INTEGER] * 4
 W8A8_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 3
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
+MOST_DIMENSIONS = 512
+"""Dimensions of a head whose sums of products fit into 32 bits (cpu/integer_attention.h)."""
 
 
 class CpuAttention:
@@ -141,6 +143,9 @@ class CpuKernels(ReferenceKernels):
         if weight_only:
             self._functions["pack_w4a8"] = self._functions["pack_int4"]
             self._functions["linear_w4a8"] = self.calls.function(f"linear_w4a8{vnni}_{suffix}", QUANTIZED_LINEAR)
+        if vnni and hasattr(library, f"orca_attention_int8_vnni_{suffix}"):
+            attend = self.calls.function(f"attention_int8_vnni_{suffix}", SIGNATURES["attention_int8"])
+            self._functions["attention_int8_vnni"] = attend
         kind = "_tiles" if library.tiles else vnni
         self._functions["pack_groups"] = self.calls.function("pack_groups", PACK)
         self._functions["pack_w8a8"] = self.calls.function("pack_w8a8", PACK)
@@ -224,6 +229,8 @@ class CpuKernels(ReferenceKernels):
             return UnrecordedAttention(self.calls, form)
         suffix = "" if form.kv_cache_dtype is None else f"_{form.kv_cache_dtype}"
         store, attend = self._functions[f"store{suffix}"], self._functions[f"attention{suffix}"]
+        if form.kv_cache_dtype == "int8" and form.head_dim <= MOST_DIMENSIONS:
+            attend = self._functions.get("attention_int8_vnni", attend)
         return CpuAttention(self.calls, store, attend, form)
 
 
