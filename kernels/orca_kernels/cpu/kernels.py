@@ -6,6 +6,7 @@ not a multiple of 16); oneDNN computes the matrix products on x86-64 without AVX
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.low_rank import PanelLowRank
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cpu.panel_linear import WORD_BYTES, PanelLinear, padded, panels_of
+from orca_kernels.cpu.panel_memory import PanelMemory
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
 from orca_kernels.low_rank import LowRank
@@ -122,6 +124,7 @@ class CpuKernels(ReferenceKernels):
         self.name = f"C++ {library.target.name}"
         self.calls = Calls(library)
         """Recorder shared by all calls of these kernels."""
+        self._panel_memory = PanelMemory()
         self._dtype = dtype
         suffix = NAMES[dtype]
         own_products = suffix not in library.target.onednn_products
@@ -157,7 +160,8 @@ class CpuKernels(ReferenceKernels):
         outputs, inputs = weight.shape
         if not self._has_panels(inputs):
             return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
-        panels = panels_of(self._functions["pack"], weight)
+        empty = partial(self._panel_memory.empty, dtype=weight.dtype)
+        panels = panels_of(self._functions["pack"], weight, empty)
         return PanelLinear(self.calls, self._functions["linear"], (outputs, inputs), (panels,), bias)
 
     def low_rank(self, inputs: int) -> LowRank:
@@ -177,7 +181,8 @@ class CpuKernels(ReferenceKernels):
         if quantization not in self.quantized_products or too_long:
             return super().quantized_linear(weight, bias, dtype)
         return_freed_memory()  # as in `linear`
-        panels = weight.numbers.new_zeros(padded(outputs) * _row_bytes(quantization, inputs))
+        size = padded(outputs) * _row_bytes(quantization, inputs)
+        panels = self._panel_memory.empty(size, weight.numbers.dtype).zero_()
         numbers, product = weight.numbers.contiguous(), self._functions[f"linear_{quantization}"]
         self._functions[f"pack_{quantization}"](numbers.data_ptr(), panels.data_ptr(), inputs, outputs)
         scales = self._packed_groups(weight.scales)
