@@ -25,7 +25,9 @@ class Peer:
         self, name: str, engine: str, python: Path, job: Path, cores: set[int], preload: Iterable[str] = ()
     ) -> None:
         self.name = name
-        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
+        # PYTHONPATH would replace the packages of the peer's own environment, as those of an earlier revision.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {**inherited, "OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
         if libraries := ":".join(preload):
             environment["LD_PRELOAD"] = libraries
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the peer
