@@ -7,11 +7,13 @@ of one request takes 4 to 10 % less time where master and worker share two cores
 
 from __future__ import annotations
 
+import contextlib
 import os
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 VERSION = "1.85."
 """The versions of grpcio that know the names below. A version that does not would log an error."""
 
-if version("grpcio").startswith(VERSION):
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+with contextlib.suppress(PackageNotFoundError):  # the image of the operator has the package of the master and no gRPC
+    if version("grpcio").startswith(VERSION):
+        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
