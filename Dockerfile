@@ -82,8 +82,8 @@ RUN case "$TORCH" in \
     fi && \
     /opt/pip/bin/python -m pip --python /opt/orca/bin/python check && \
     /opt/orca/bin/python tools/trim_packages.py google.protobuf.internal.builder google.protobuf.runtime_version grpc \
-      grpc._utilities huggingface_hub.hf_api numpy obstore.store prometheus_client safetensors.torch torch.distributed \
-      yaml && \
+      grpc._utilities huggingface_hub.hf_api numpy obstore.store prometheus_client pydantic.alias_generators \
+      pydantic.functional_serializers pydantic.root_model pydantic.types safetensors.torch torch.distributed yaml && \
     /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python
 
 # -- what runs -------------------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ install: $(VENV)/run-installed
 test: style
 	@$(MAKE) --no-print-directory --jobs 2 types short-tests
 
+# One process more than processors: tests wait a quarter of their time for processes that they have started. By file: where
+# another process takes over half of a file, its servers are started once more.
 short-tests: $(VENV)/dev-installed
-	$(BIN)/pytest -m 'not long and not exhaustive' --numprocesses 2 --dist worksteal --durations 40
+	$(BIN)/pytest -m 'not long and not exhaustive' --numprocesses 3 --dist loadfile --durations 40
 
 # The tests with the marker `long` but without the marker `exhaustive`.
 test-long: $(VENV)/dev-installed

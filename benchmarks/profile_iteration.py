@@ -24,7 +24,7 @@ from google.protobuf.json_format import ParseDict
 from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
-from orca_contract.model_choices import Quantization
+from orca_contract.model_choices import KvCacheDtype, Quantization
 from orca_kernels.cpu.kernels import CpuAttention, CpuKernels
 from orca_kernels.cpu.packed_linear import PackedLinear
 from orca_kernels.cpu.panel_linear import PanelLinear
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--family", default="gpt2", choices=("gpt2", "llama"))
     parser.add_argument("--quantization", default="none", choices=get_args(Quantization))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=get_args(KvCacheDtype))
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--context", type=int, default=330)
     parser.add_argument("--iterations", type=int, default=30)
@@ -114,6 +115,7 @@ def main() -> None:
         request = pb.LoadRequest(
             model_path=folder, pipeline_parallel_size=1, tensor_parallel_size=1, dtype=arguments.dtype, device="cpu",
             workers_on_host=1, enforce_eager=arguments.enforce_eager, quantization=arguments.quantization,
+            kv_cache_dtype=arguments.kv_cache_dtype,
         )  # fmt: skip
         stage = Stage(request, 0, lambda _: None)
     stage.prepare(1)
@@ -133,10 +135,11 @@ def main() -> None:
     show(f"increment of {size} requests, {torch.get_num_threads()} threads", time.perf_counter() - begin, spent, count)
     width = getattr(torch, arguments.dtype).itemsize
     cached = size * (context + count / 2) * LAYERS * 2 * HIDDEN
+    of_cache = width if arguments.kv_cache_dtype == "auto" else 1
     weights = LAYERS * 12 * HIDDEN**2 + VOCABULARY * HIDDEN
     bandwidth, _ = rates(arguments.dtype)
     of_weights = BITS[arguments.quantization] / 8 if arguments.quantization in BITS else width
-    floor = (weights * of_weights + cached * width) / bandwidth
+    floor = (weights * of_weights + cached * of_cache) / bandwidth
     print(f"floor of the increment: {floor * 1e3:.1f} ms ({bandwidth / 1e9:.1f} GB/s)")
 
 

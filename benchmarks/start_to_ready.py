@@ -4,7 +4,8 @@
 
 Before a cold start all files of this Python environment, of the interpreter's library and of the model are dropped from
 the page cache (posix_fadvise). Files that a process has mapped are not dropped: this script does not import torch, and
-no other process that imports torch may run. Caches of disks and hypervisors remain warm.
+no other process that imports torch may run. Caches of disks and hypervisors remain warm. The servers write and use
+bytecode, as an installed package has it, whatever PYTHONDONTWRITEBYTECODE says.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def start(model: Path, options: list[str]) -> float:
     """Return the seconds of one start. Raise StopIteration if the server ends before it is ready."""
     command = [sys.executable, "-m", "orca_master.cli", "serve", str(model), "--port", "0", *options]
     begin = time.perf_counter()
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stderr is not None
         next(text for text in server.stderr if "ready: " in text)
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", metavar="-- OPTION", help="options of orca serve")
     arguments = parser.parse_args()
     print(line(circumstances(0)))
-    start(arguments.model, arguments.options)  # builds the kernels, warms the page cache
+    start(arguments.model, arguments.options)  # builds the kernels, writes bytecode, warms the page cache
     warm = [start(arguments.model, arguments.options) for _ in range(arguments.runs)]
     print(f"warm: {_summary(warm)}", flush=True)
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")} | {arguments.model}

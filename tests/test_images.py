@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,23 @@ def test_trimming_leaves_what_is_imported(tmp_path):
         (tmp_path / name).write_text("")
     trim_packages.trim(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def pydantic_modules(*imported: str) -> set[str]:
+    """Return the modules of pydantic, and of what it needs, that a new interpreter has after these imports."""
+    packages = ("annotated_types", "pydantic", "pydantic_core", "typing_inspection")
+    program = (
+        f"import sys, {', '.join(imported)}; print(*[n for n in sys.modules if n.partition('.')[0] in {packages}])"
+    )
+    return set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_the_workers_image_has_the_bytecode_of_pydantic():
+    """Without it a controller and each of its ranks would compile fifty modules at every start."""
+    stage = DOCKERFILE.split("FROM packages AS worker-packages\n")[1].split("\nFROM ")[0]
+    listed = [name for name in stage.split("trim_packages.py")[1].split("&&")[0].split() if name.startswith("pydantic")]
+    used = pydantic_modules("orca_worker.model_check", "orca_contract.message")
+    assert len(used) > 40
+    assert used <= pydantic_modules(*listed)

@@ -115,7 +115,7 @@ def test_child_interpreters_do_not_import_from_the_current_folder():
         ),
         (  # what `orca serve` waits for before its ranks begin to import torch
             ["orca_master.commands.serve", "orca_worker.cli"],
-            ["uvicorn", "fastapi", "yaml", "orca_contract.message", "orca_worker.model_check"],
+            ["uvicorn", "fastapi", "pydantic", "yaml", "orca_contract.message", "orca_worker.model_check"],
         ),
     ],
 )

@@ -11,6 +11,8 @@ import signal
 import sys
 from importlib.metadata import entry_points, version
 
+from orca_protos.uncollected import uncollected
+
 HELP = """usage: orca COMMAND [options]
 
 commands:
@@ -45,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"orca: error: unknown command {arguments[0]!r} (choose from {names})", file=sys.stderr)
         return 2
     try:
-        command = commands[arguments[0]].load()
+        with uncollected():
+            command = commands[arguments[0]].load()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # during the imports of a command; afterwards the command handles its signals
     except ModuleNotFoundError as error:

@@ -12,9 +12,10 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from pydantic import BaseModel, ValidationError
+if TYPE_CHECKING:  # takes a tenth of a second, which the ranks of `orca serve` would start later
+    from pydantic import BaseModel
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 CONFIG_BYTES = MEBIBYTE
@@ -25,7 +26,7 @@ INDEX_BYTES = 4 * MEBIBYTE
 """Limit of an index or header of weights, which has 150 KiB for 126 layers. Parsed, 4 MiB may take 130 MiB."""
 QUOTED_CHARACTERS = 80
 
-Schema = TypeVar("Schema", bound=BaseModel)
+Schema = TypeVar("Schema", bound="BaseModel")
 
 
 class FileError(Exception):
@@ -126,6 +127,8 @@ def read_object(folder: Path, name: str, limit: int) -> dict[str, Any]:
 
 def checked(schema: type[Schema], raw: dict[str, Any], path: Path) -> Schema:
     """Validate `raw` as a `schema`, where null means absent; raise FileError that names the first invalid field."""
+    from pydantic import ValidationError
+
     try:
         return schema.model_validate({name: value for name, value in raw.items() if value is not None})
     except ValidationError as error:

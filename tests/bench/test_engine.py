@@ -9,6 +9,7 @@ import sys
 import pytest
 from orca_bench.calibration import calibrate
 from orca_bench.cost import Work
+from support.commands import outcomes
 from support.served import Served, eventually
 
 BENCH = (sys.executable, "-m", "orca_master.cli", "bench", "engine")
@@ -35,20 +36,27 @@ def test_batches_of_equal_requests(checkpoint, tmp_path):
     assert done.stdout.splitlines()[1].split()[:2] == ["batch", "input"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["/nowhere"], "no config.json: a Hugging Face"),
-        ([".", "--batch-size", "0"], "is not a whole number"),
-        ([".", "--output", "/nowhere/figures.json"], "is not a file in a folder that exists"),
-        (["examples/demo-model", "--input-len", "2000", "--output-len", "2"], "exceeds the model's 1024 positions"),
-    ],
-)
-def test_mistakes_end_with_one_line(options, words):
-    done = subprocess.run([*BENCH, *options], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+MISTAKES = [
+    (["/nowhere"], "no config.json: a Hugging Face"),
+    ([".", "--batch-size", "0"], "is not a whole number"),
+    ([".", "--output", "/nowhere/figures.json"], "is not a file in a folder that exists"),
+    (["examples/demo-model", "--input-len", "2000", "--output-len", "2"], "exceeds the model's 1024 positions"),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_mistakes() -> dict[tuple[str, ...], tuple[int, str]]:
+    """Return exit code and standard error of every command of MISTAKES, by its options."""
+    found = outcomes([["bench", "engine", *options] for options, _ in MISTAKES])
+    return {tuple(options): outcome for (options, _), outcome in zip(MISTAKES, found, strict=True)}
+
+
+@pytest.mark.parametrize(("options", "words"), MISTAKES)
+def test_mistakes_end_with_one_line(outcomes_of_mistakes, options, words):
+    code, errors = outcomes_of_mistakes[tuple(options)]
+    assert code == 2
+    assert words in errors
+    assert len(errors.strip().splitlines()) == 1
 
 
 @pytest.mark.exhaustive

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from orca_master.bodies import validation as bodies
 from orca_master.bodies.lengths import MAX_DEPTH, MAX_ENTRIES, Lengths
 from orca_master.bodies.logit_bias import MAX_BIASES
@@ -21,6 +24,11 @@ MANY = 100_000
 
 def check(kind: str, body: Any) -> Any:
     return check_body(kind, json.dumps(body).encode(), Lengths(CONTEXT))
+
+
+def beginning(value: dict[str, Any]) -> str:
+    """Return the first 40 characters of the JSON of a body; most of a large body is not written."""
+    return "".join(itertools.islice(json.JSONEncoder().iterencode(value), 40))[:40]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,7 @@ def check(kind: str, body: Any) -> Any:
         ("detokenize", {"tokens": [-1] * MANY}, "tokens", "maximum context length"),
         ("detokenize", {"tokens": [-1] * 1000}, "tokens", "tokens.0: Input should be greater"),
     ],
-    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+    ids=lambda value: beginning(value) if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_one_error_of_many(monkeypatch, kind, body, field, words):
     """A union of two types may have an error for each; more are never collected."""
@@ -255,3 +263,12 @@ def test_fields_without_effect_are_accepted_in_a_chat_as_in_a_response():
         with pytest.raises(RequestError, match=f"^{field}") as refused:
             check("chat", {"messages": [MESSAGE], field: value})
         assert refused.value.field == field
+
+
+def test_bodies_of_open_webui():
+    """tests/system/test_open_webui.py sends them to a server."""
+    file = Path(__file__).parents[1] / "system" / "open_webui.yaml"
+    requests = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert len(requests["streams"]) + len(requests["tasks"]) > 5
+    for body in [*({"stream": True, **body} for body in requests["streams"].values()), *requests["tasks"].values()]:
+        assert check("chat", {"model": "m", **body}).messages

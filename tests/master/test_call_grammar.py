@@ -199,8 +199,9 @@ SNIPPETS = (
 )
 """Parts of answers that look like calls, or pretend to be the end of something."""
 SPELLED = [tokens_of(text) for text in SNIPPETS] + [byte_tokenizer(MARKERS).encode(text).ids for text in SNIPPETS]
+UNMARKED = ll_tokenizer(VOCABULARY)
 BYTES = {
-    token: text.encode() if text in MARKERS else ll_tokenizer(VOCABULARY).decode_bytes([token])
+    token: text.encode() if text in MARKERS else UNMARKED.decode_bytes([token])
     for text, token in byte_tokenizer(MARKERS).get_vocab().items()
 }
 

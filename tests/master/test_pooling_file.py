@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from orca_master.errors import ConfigurationError
-from orca_master.text.pooling_file import FLAGS, pooling_of
+from orca_master.text.pooling_file import pooling_of
+from orca_master.text.pooling_schema import FLAGS
 
 OLD, NEW = "sentence_transformers.models.", "sentence_transformers.sentence_transformer.modules.pooling."
 

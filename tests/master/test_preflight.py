@@ -9,18 +9,28 @@ from types import SimpleNamespace
 
 import pytest
 from orca_master.commands import preflight
-from orca_master.commands.preflight import check, checking
+from orca_master.commands.preflight import check, check_in_forks
 from orca_master.errors import ConfigurationError
 
+both = pytest.mark.parametrize("check_", [check, check_in_forks])
 
-def test_a_fault_of_the_check_is_no_overrun():
+
+@both
+def test_a_fault_of_the_check_is_no_overrun(check_):
     with pytest.raises(ConfigurationError, match="timeit failed with exit code 1: KeyError: 'ours'"):
-        check(["timeit", "raise KeyError('ours')"])
+        check_(["timeit", "-n1", "-r1", "pass"], ["timeit", "raise KeyError('ours')"])
 
 
-def test_a_process_that_was_ended_by_its_bounds():
+@both
+def test_a_process_that_was_ended_by_its_bounds(check_):
     with pytest.raises(ConfigurationError, match=r"took more than .* \(timeit was killed by signal 24\)"):
-        check(["timeit", "import os; os.kill(os.getpid(), 24)"])
+        check_(["timeit", "import os; os.kill(os.getpid(), 24)"])
+
+
+@both
+def test_a_refusal_is_its_last_line(check_, tmp_path):
+    with pytest.raises(ConfigurationError, match=rf"^{tmp_path}/config.json: No such file or directory$"):
+        check_(["orca_worker.model_check", str(tmp_path)])
 
 
 def test_the_text_check_reports_any_exception_in_one_line():
@@ -69,15 +79,17 @@ def test_links_in_a_circle_are_refused_by_the_option(tmp_path):
         check(["orca_master.commands.text_check", str(tmp_path), "--chat-template", str(tmp_path / "a")])
 
 
-def test_checks_run_beside_the_block(tmp_path):
+def test_checks_in_forks_run_at_once_and_share_a_bound(tmp_path, monkeypatch):
     go = tmp_path / "go"
-    program = (
-        f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nraise KeyError('ours')"
-    )
-    with pytest.raises(ConfigurationError, match="ours"), checking(["timeit", program]):
-        go.touch()
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+    check_in_forks(["timeit", "-n1", "-r1", waits], ["timeit", "-n1", "-r1", f"open({str(go)!r}, 'w').close()"])
+    monkeypatch.setattr(preflight, "WALL_SECONDS", 0.05)
+    with pytest.raises(ConfigurationError, match="-n1: files were not read within 0 s"):
+        check_in_forks(["timeit", "-n1", "-r1", "import time; time.sleep(600)"])
 
 
-def test_checks_are_killed_if_the_block_fails():
-    with pytest.raises(SystemExit), checking(["timeit", "import time; time.sleep(600)"]):
-        sys.exit(2)
+def test_a_fork_has_no_input_and_no_output_and_the_environment_of_a_check(capfd):
+    looks = "import os, sys; sys.exit(repr((os.read(0, 1), os.write(1, b'lost'), os.environ['RUST_BACKTRACE'])))"
+    with pytest.raises(ConfigurationError, match=r"exit code 1: .*\(b'', 4, '0'\)"):
+        check_in_forks(["timeit", looks])
+    assert capfd.readouterr().out == ""

@@ -21,6 +21,7 @@ for arguments in commands:
     with tempfile.TemporaryFile("w+") as errors:
         pid = os.fork()
         if pid == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(errors.fileno(), 2)
             try:
                 code = main(arguments)

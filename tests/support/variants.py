@@ -13,11 +13,13 @@ ONE_PER_FAMILY = frozenset(
     {"gpt2-head64-tied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied", "gemma2-gqa-tied"}
 )
 """Of `make test`."""
+TWO_FORMS = frozenset({"gpt2-head64-tied", "llama-gqa-tied"})
+"""With and without biases: of `make test`, where the families differ in nothing else that a test is about."""
 
 
-def variant_params(names: Iterable[str] = VARIANTS) -> list[Any]:
-    """Return parameters for `pytest.mark.parametrize`; all but one variant of each family are marked `long`."""
-    return [name if name in ONE_PER_FAMILY else pytest.param(name, marks=pytest.mark.long) for name in names]
+def variant_params(names: Iterable[str] = VARIANTS, short: Collection[str] = ONE_PER_FAMILY) -> list[Any]:
+    """Return parameters for `pytest.mark.parametrize`; all but those of `short` are marked `long`."""
+    return [name if name in short else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 def partitioned_variant_params() -> list[Any]:

@@ -218,6 +218,7 @@ def test_an_adapter_that_does_not_fit_ends_the_start_in_one_line(adapted, tmp_pa
     assert message in line
 
 
+@pytest.mark.long
 def test_a_cycle_of_links_is_one_line(adapted, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     command = [*ORCA, "serve", str(adapted[0]), "--port", "0", "--lora-modules", f"x={tmp_path / 'loop'}"]

@@ -20,6 +20,8 @@ from support.checkpoints import with_long_context
 from support.every_byte import every_byte_model
 from support.served import Served, descendants, eventually, serve, value
 
+pytestmark = pytest.mark.long
+
 NAME = "every-byte"
 OPTIONS = ("--served-model-name", NAME, "--dtype", "float32", "--api-key", "one", "--api-key", "two")
 
@@ -36,7 +38,7 @@ def model(run_folder, tmp_path_factory) -> Path:
 # The routes of one process are tried by tests/master/test_background.py, too.
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("0", id="one-process", marks=pytest.mark.long), pytest.param("2", id="two-processes")],
+    params=[pytest.param("0", id="one-process"), pytest.param("2", id="two-processes")],
 )
 def served(request, model) -> Iterator[Served]:
     with serve(model, *OPTIONS, "--api-processes", request.param) as server:
@@ -175,7 +177,6 @@ def test_a_response_belongs_to_its_key(served, client):
     assert client.responses.cancel(begun.id).status == "cancelled"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("processes", [pytest.param("0", marks=pytest.mark.exhaustive), "2"])
 @pytest.mark.parametrize(
     ("seconds", "count", "length"), [("60", 1, 600), ("1", 3, LONG)], ids=["time-enough", "too-little-time"]
@@ -198,7 +199,6 @@ def test_the_end_of_the_server_ends_responses(model, processes, seconds, count, 
         assert all(event.response.error.message.endswith("the server ends") for event in last if length == LONG)
 
 
-@pytest.mark.long
 def test_a_response_is_polled_while_the_server_drains(model):
     """Processes without requests end at once; connections that the kernel would give to them go to the others."""
     with serve(model, *OPTIONS, "--api-processes", "4", "--drain-timeout", "60") as server:
@@ -212,7 +212,6 @@ def test_a_response_is_polled_while_the_server_drains(model):
         assert server.process.wait(60) == 0
 
 
-@pytest.mark.long
 def test_a_response_whose_process_is_lost_fails(model):
     with serve(model, *OPTIONS, "--api-processes", "2") as server:
         client = client_of(server)

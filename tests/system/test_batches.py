@@ -77,6 +77,7 @@ def test_a_killed_and_a_stopped_master_continue_a_batch(checkpoint, tmp_path):
             assert answer["response"]["body"]["choices"] == alone["choices"]
 
 
+@pytest.mark.long
 def test_lines_that_wait_take_no_place_of_the_queue(checkpoint, tmp_path):
     """One request runs at a time and one may wait: lines of a batch, eight at a time, keep nobody out."""
     model = with_tokenizer(checkpoint(NAME), tmp_path)

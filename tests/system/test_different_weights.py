@@ -15,6 +15,8 @@ from support.engines import WORKER_COMMAND, engine_over, topology, worker_proces
 from support.hub import REPOSITORY, Hub
 from support.sharded import write_sharded
 
+pytestmark = pytest.mark.long
+
 SECONDS = 300
 
 
@@ -99,7 +101,6 @@ def test_the_branch_moves_while_two_partitions_share_a_volume(hub, revisions, tm
     assert outcome(pods) == ("", "")
 
 
-@pytest.mark.long
 def test_images_with_different_weights(revisions, tmp_path):
     """As a tag of an image that has moved, and that one of the nodes has pulled before."""
     pods = two_pods(tmp_path)

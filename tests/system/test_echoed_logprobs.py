@@ -15,14 +15,16 @@ import torch
 from support.checkpoints import Reference, with_tokenizer
 from support.served import Served, eventually, serve
 
+pytestmark = pytest.mark.long
+
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 CASES = [
-    pytest.param(("gpt2-head64-tied", 1), id="gpt2-1", marks=pytest.mark.long),
+    pytest.param(("gpt2-head64-tied", 1), id="gpt2-1"),
     pytest.param(("llama-gqa-tied", 2), id="llama-2"),
-    pytest.param(("gpt2-head64-tied", 2), id="gpt2-2", marks=pytest.mark.long),
-    pytest.param(("llama-gqa-tied", 1), id="llama-1", marks=pytest.mark.long),
+    pytest.param(("gpt2-head64-tied", 2), id="gpt2-2"),
+    pytest.param(("llama-gqa-tied", 1), id="llama-1"),
     *(
         pytest.param((name, partitions), id=f"{name}-{partitions}", marks=pytest.mark.exhaustive)
         for name in ("mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied", "gemma2-gqa-tied")
@@ -175,7 +177,6 @@ def test_prompt_logprobs_of_completions_and_chat_have_the_form_of_vllm(case, cli
     assert "prompt_logprobs" not in answer
 
 
-@pytest.mark.long
 def test_api_processes_give_the_same_answers(checkpoint, tmp_path_factory, references):
     model = with_tokenizer(checkpoint("llama-gqa-tied"), tmp_path_factory.mktemp("processes"))
     pairs = [(list(each.prompt), each.greedy[:5]) for each in references("llama-gqa-tied", LENGTHS, NUM_TOKENS)]
@@ -190,7 +191,6 @@ def test_api_processes_give_the_same_answers(checkpoint, tmp_path_factory, refer
         assert math.isclose(one, other, abs_tol=1e-4)
 
 
-@pytest.mark.long
 def test_an_answer_in_the_journal_has_its_prompts_numbers_again(checkpoint, tmp_path_factory):
     """Before and after the death of the master; the best of three choices. Such a request has no stream."""
     folder = tmp_path_factory.mktemp("journal")

@@ -21,6 +21,7 @@ from orca_master.scheduling.sampling_parameters import SamplingParameters
 from support.checkpoints import MAX_POSITIONS, VARIANTS, make_model, make_prompts, with_tokenizer
 from support.engines import Harness, engine_over, topology
 from support.served import serve, value
+from support.variants import one_short, one_short_row
 
 LENGTHS = (1, 2, 33, 600)
 SHORT = ("gpt2-head64-tied", "llama-gqa-tied", "qwen3-unprefixed-tied")
@@ -67,7 +68,7 @@ async def pooled(harness: Harness, prompts: list[tuple[int, ...]], name: str) ->
     return sums
 
 
-@pytest.mark.parametrize(("partitions", "ranks"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize(("partitions", "ranks"), one_short_row([(2, 2), (1, 1), (2, 1)]))
 @pytest.mark.parametrize("variant", VARIANTS_HERE)
 def test_activations_equal_those_of_transformers(variant, partitions, ranks, checkpoint, worker_pool):
     """Prompts of 1, 2, 33 and 600 tokens, in chunks beside generations; the second time with a full cache."""
@@ -96,7 +97,7 @@ def headless(variant: str, path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("partitions", one_short([2, 1]))
 @pytest.mark.parametrize("variant", ["llama-head80-untied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"])
 def test_models_without_a_head_embed_as_in_transformers(variant, partitions, worker_pool, tmp_path):
     """LlamaModel and others in config.json, and names of tensors without a prefix."""
@@ -116,6 +117,7 @@ def test_models_without_a_head_embed_as_in_transformers(variant, partitions, wor
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_model_without_a_head_is_served_with_its_own_pooling_and_generates_nothing(tmp_path):
     path, (prompt,) = headless("mistral-gqa", tmp_path), make_prompts((33,))
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}

@@ -18,6 +18,8 @@ from support.json_schemas import UNSUPPORTED, is_prefix_of_json, schemas
 from support.once import once
 from support.served import serve
 
+pytestmark = pytest.mark.long
+
 NAME = "model"
 MARKERS = ("<tool_call>", "</tool_call>")
 BEGIN = byte_tokenizer(MARKERS).token_to_id(MARKERS[0])
@@ -111,7 +113,6 @@ def without_ids(calls: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
     return [call[1:] for call in calls]
 
 
-@pytest.mark.long
 def test_required_calls_validate_and_streams_agree(client):
     def one(number: int) -> int:
         tools, parameters = tools_for(number)

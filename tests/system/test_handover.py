@@ -12,6 +12,8 @@ import pytest
 from support.cluster import BODY, NAME, Cluster, free_ports
 from support.served import eventually
 
+pytestmark = pytest.mark.long
+
 PATIENT = ["--drain-timeout", "300"]
 
 

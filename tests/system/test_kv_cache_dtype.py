@@ -16,6 +16,8 @@ import pytest
 from support.checkpoints import make_prompts, with_tokenizer
 from support.served import serve
 
+pytestmark = pytest.mark.long
+
 NUM_TOKENS = 50
 LENGTHS = (20, 30, 40, 50, 1, 33, 40, 150)
 NAME = "llama-gqa-tied"
@@ -28,7 +30,7 @@ SLOTS = 256
     [
         (2, 1),
         pytest.param(1, 1, marks=pytest.mark.exhaustive),
-        pytest.param(1, 2, marks=pytest.mark.long),
+        (1, 2),
     ],
 )
 def test_greedy_tokens_are_the_same_alone_and_in_company(num_partitions, ranks, checkpoint, tmp_path):
@@ -74,7 +76,6 @@ print(json.dumps([*([output.outputs[0].token_ids for output in outputs] for outp
 """
 
 
-@pytest.mark.long
 def test_llm_takes_the_type_of_the_cache(checkpoint, tmp_path):
     prompts = json.dumps([list(prompt) for prompt in make_prompts(LENGTHS)])
     command = [sys.executable, "-c", PROGRAM, str(with_tokenizer(checkpoint(NAME), tmp_path)), prompts]

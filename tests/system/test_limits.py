@@ -24,6 +24,7 @@ def model(checkpoint, tmp_path_factory):
     return with_tokenizer(longer, tmp_path_factory.mktemp("limits"))
 
 
+@pytest.mark.long
 def test_config_file_keys_and_root_path(model, tmp_path):
     """The same names as on the command line, which has the last word."""
     (tmp_path / "keys").write_text("first\nsecond\n")

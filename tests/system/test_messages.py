@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 from orca_contract.kv_blocks import BLOCK_SIZE
 from support.parrot_model import make_parrot
 from support.served import eventually, serve, value
+
+# The tests import it: it takes two seconds, also of a run without these tests.
+if TYPE_CHECKING:
+    import anthropic
+
+pytestmark = pytest.mark.long
 
 NAME, KEY = "parrot", "sk-test"
 TEMPLATE = (
@@ -52,6 +57,8 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(served):
+    import anthropic
+
     with anthropic.Anthropic(base_url=served.url, api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
@@ -139,6 +146,8 @@ def test_a_tool_loop(client, streamed):
 
 
 def test_the_clients_own_tool_runner(client):
+    import anthropic
+
     cities = []
 
     @anthropic.beta_tool
@@ -158,6 +167,8 @@ def test_the_clients_own_tool_runner(client):
 
 
 def test_errors_have_the_types_of_the_client(client, served):
+    import anthropic
+
     def refused(kind: type[anthropic.APIStatusError], **options: Any) -> tuple[str, str]:
         with pytest.raises(kind) as caught:
             client.messages.create(**({"model": NAME, "max_tokens": 5, "messages": COUNT} | options))
@@ -208,6 +219,8 @@ def test_the_journal_has_a_message_as_a_chat(client, served):
 
 
 def test_a_client_that_leaves_cancels_its_message(served):
+    import anthropic
+
     async def leave() -> None:
         async with anthropic.AsyncAnthropic(base_url=served.url, api_key=KEY, max_retries=0) as client:
             options: Any = {"model": NAME, "max_tokens": 8000, "messages": COUNT, "system": "Sing."}

@@ -13,6 +13,8 @@ import yaml
 from support.checkpoints import with_tokenizer
 from support.served import Served, serve
 
+pytestmark = pytest.mark.long
+
 NAME = "llama-head80-untied"
 REQUESTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("open_webui.yaml").read_text())
 

@@ -19,6 +19,7 @@ SAMPLING = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "variant",
     one_short(["gpt2-head80-untied", "llama-gqa-tied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"]),

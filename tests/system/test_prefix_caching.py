@@ -36,7 +36,7 @@ def requests() -> list[Case]:
         pytest.param((1, 2), marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("admission", ["reserve", "paged"])
+@pytest.mark.parametrize("admission", ["paged", pytest.param("reserve", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_the_cache_changes_no_token(checkpoint, worker_pool, ranks, admission, dtype):
     partitions, tensor_parallel_size = ranks

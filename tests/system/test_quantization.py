@@ -27,6 +27,7 @@ def dequantised(variant, quantization):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variant", "quantization"), one_short_row([("llama-gqa-tied", "int8"), ("gpt2-head64-tied", "int4")])
 )

@@ -20,6 +20,7 @@ def model(tmp_path_factory):
     return with_tokenizer(folder / "written" / "model", folder), theirs
 
 
+@pytest.mark.long
 def test_greedy_tokens_are_those_of_the_dequantised_weights(model):
     path, theirs = model
     with serve(path, "--dtype", "float32", "--pipeline-parallel-size", "2") as served:

@@ -22,7 +22,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         pool.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["gpt2-head64-tied", "llama-gqa-tied"])
 def test_no_model_says_that_it_could_not_be_recorded(checkpoint, worker, variant, dtype):
     address, log = worker

@@ -12,6 +12,8 @@ import pytest
 from support.every_byte import every_byte_model
 from support.served import eventually, serve, value
 
+pytestmark = pytest.mark.long
+
 NAME = "every-byte"
 TEMPLATE = """{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for message in messages %}\
 {{ message.role }}: {{ message.content }}{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
@@ -192,7 +194,6 @@ def test_a_conversation_is_continued(client):
         ask(client, previous_response_id=second.id)
 
 
-@pytest.mark.long
 def test_a_recorded_response_is_read_as_a_chat_completion(run_folder, tmp_path):
     options = ("--dtype", "float32", "--journal", str(tmp_path / "journal"))
     with serve(every_byte_model(run_folder), "--served-model-name", NAME, *options) as server:
@@ -210,7 +211,6 @@ def test_a_recorded_response_is_read_as_a_chat_completion(run_folder, tmp_path):
             assert choice["message"]["content"] == response["output"][0]["content"][0]["text"]
 
 
-@pytest.mark.long
 def test_api_processes_share_their_stored_responses(run_folder):
     options = ("--dtype", "float32", "--api-processes", "2", "--api-key", "one", "--api-key", "two")
     with serve(every_byte_model(run_folder), "--served-model-name", NAME, *options) as server:

@@ -25,6 +25,8 @@ from support.engines import engine_over, topology
 from support.lora import ALL, ATTENTION, GPT2, fill_with_nan, make_adapter
 from support.served import Served, eventually, serve, worker_pid
 
+pytestmark = pytest.mark.long
+
 VARIANT = "llama-gqa-tied"
 LENGTHS = (1, 33, 150)
 NUM_TOKENS = 12
@@ -39,8 +41,8 @@ FORMS = {
     ("variant", "partitions", "ranks"),
     [
         (VARIANT, 2, 2),
-        pytest.param(VARIANT, 1, 1, marks=pytest.mark.long),
-        pytest.param("gpt2-head64-tied", 2, 2, marks=pytest.mark.long),
+        (VARIANT, 1, 1),
+        ("gpt2-head64-tied", 2, 2),
         pytest.param("gpt2-head64-tied", 1, 2, marks=pytest.mark.exhaustive),
     ],
 )
@@ -147,7 +149,6 @@ def served(request, made) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.long
 def test_an_adapter_is_served_while_it_is_loaded(served, made, expected):
     """Under two names at once, of which each keeps its prefixes for itself; and again after it was unloaded."""
     _, adapters, _ = made
@@ -261,7 +262,6 @@ def test_a_lost_worker_has_the_adapters_again(made, expected, victim):
         assert ask(server, "sql").status_code == 404
 
 
-@pytest.mark.long
 def test_a_restarted_master_has_no_adapters_and_its_workers_lose_theirs(made, expected):
     model, adapters, _ = made
     with serve(model, *options(adapters)) as server:
@@ -282,7 +282,6 @@ def names_or_none(server: Served) -> list[str] | None:
         return None
 
 
-@pytest.mark.long
 def test_a_folder_that_is_missing_ends_the_start(made, tmp_path):
     model, _, _ = made
     failed = Served([str(model), *options(tmp_path / "none")])
@@ -291,7 +290,6 @@ def test_a_folder_that_is_missing_ends_the_start(made, tmp_path):
     assert f"--enable-runtime-adapters: the worker has no folder {tmp_path / 'none'}" in failed.log[-1]
 
 
-@pytest.mark.long
 def test_a_killed_master_continues_the_requests_of_adapters(made, tmp_path):
     """It loads their adapters again; one whose files have changed ends its requests with an error that says so."""
     model, adapters, _ = made

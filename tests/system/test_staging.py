@@ -6,10 +6,12 @@ import pytest
 from support.engines import greedy_tokens
 from support.instrumented_worker import command
 
+pytestmark = pytest.mark.long
+
 NAME = "gpt2-head64-tied"
 
 
-@pytest.mark.parametrize("num_partitions", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_partitions", [2, 3])
 def test_tokens_are_those_of_the_model(num_partitions, checkpoint, references, tmp_path):
     """Batches of several sizes, with at least as many iterations in flight as partitions."""
     workers = {part: command("staged_rank.py", str(tmp_path / str(part))) for part in range(num_partitions)}

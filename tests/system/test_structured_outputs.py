@@ -178,6 +178,7 @@ def test_an_answer_that_max_tokens_cuts_is_the_beginning_of_one_that_validates(s
         assert error["message"].startswith("response_format: the schema cannot be compiled: #/items: ")
 
 
+@pytest.mark.long
 def test_hostile_schemas_are_refused_while_others_are_answered(served):
     """A stream goes on, and a new schema that comes behind the hostile ones is compiled."""
     events, is_over = list[str](), threading.Event()

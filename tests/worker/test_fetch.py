@@ -106,7 +106,7 @@ def test_weights_of_another_revision_are_removed_and_those_of_others_stay(hub, t
     assert present(folder) == {*hub.files, "mine.safetensors"} - {"README.md", "pytorch_model.bin"}
 
 
-@pytest.mark.parametrize("options", [["--without-weights"], ["--partition", "1/2"]])
+@pytest.mark.parametrize("options", one_short([["--without-weights"], ["--partition", "1/2"]]))
 def test_files_that_the_source_removed_are_removed_and_those_of_other_pods_stay(hub, tmp_path, options):
     """An old chat_template.jinja would be read in place of the new template in tokenizer_config.json."""
     folder = tmp_path / "model"

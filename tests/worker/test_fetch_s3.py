@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,21 @@ def test_a_server_without_tls_needs_no_authorities(model, tmp_path):
 
 
 def test_errors_of_connections_have_their_cause(model, tmp_path):
-    line = fetch(model, tmp_path, AWS_ENDPOINT_URL="http://127.0.0.1:1")[1]
-    assert line.endswith("error sending request: Connection refused"), line
     hub = Hub()
     authorities = hub.secure(tmp_path)
+    variables = [
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+        {"AWS_ENDPOINT_URL": hub.url},
+        {"AWS_ENDPOINT_URL": hub.url, "SSL_CERT_FILE": str(authorities)},
+    ]
     try:
-        line = fetch(model, tmp_path, AWS_ENDPOINT_URL=hub.url)[1]
-        assert line.endswith("error sending request: InvalidCertificate UnknownIssuer"), line
-        line = fetch(model, tmp_path, AWS_ENDPOINT_URL=hub.url, SSL_CERT_FILE=str(authorities))[1]
-        assert "404" in line, line  # of the server, which is trusted
+        # Beside each other: what is tried again takes seconds.
+        with ThreadPoolExecutor() as pool:
+            calls = [pool.submit(fetch, model, tmp_path / str(place), **each) for place, each in enumerate(variables)]
+            refused, unknown, trusted = (call.result()[1] for call in calls)
+        assert refused.endswith("error sending request: Connection refused"), refused
+        assert unknown.endswith("error sending request: InvalidCertificate UnknownIssuer"), unknown
+        assert "404" in trusted, trusted
     finally:
         hub.server.shutdown()
         hub.server.server_close()

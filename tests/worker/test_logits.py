@@ -15,7 +15,7 @@ from support.cpu_targets import load as load_target
 from support.cpu_targets import tile_target
 from support.fake_quantization import round_inputs, round_weights
 from support.partitions import PartitionedModel
-from support.variants import one_short, partitioned_variant_params, variant_params
+from support.variants import TWO_FORMS, one_short, partitioned_variant_params, variant_params
 
 LENGTHS = (1, 2, 33, 600)
 NUM_TOKENS = 32
@@ -94,7 +94,7 @@ def test_logits_equal_transformers(variant, num_partitions, ranks, checkpoint, r
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.1), ("int4", 0.9)])
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize("variant", variant_params(short=TWO_FORMS))
 def test_logits_of_quantised_weights_equal_those_of_the_dequantised_weights(
     variant, quantization, most, num_partitions, ranks, checkpoint
 ):
@@ -114,7 +114,7 @@ def test_logits_of_quantised_weights_equal_those_of_the_dequantised_weights(
 
 
 @pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize("variant", variant_params(short=TWO_FORMS))
 def test_logits_over_a_cache_of_integers_are_close_to_those_of_the_reference_and_of_the_exact_cache(
     variant, num_partitions, ranks, checkpoint
 ):
@@ -157,7 +157,7 @@ def test_logits_of_w8a8_are_those_of_products_in_torch_bit_for_bit(variant, num_
 
 
 @pytest.mark.parametrize(("quantization", "group", "most"), [("w8a8", None, 0.1), ("w4a8", GROUP, 0.6)])
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize("variant", variant_params(short=TWO_FORMS))
 def test_integers_are_as_close_to_the_exact_model_as_transformers_with_rounded_weights_and_inputs(
     variant, quantization, group, most, checkpoint
 ):
@@ -230,8 +230,8 @@ def test_every_linear_of_a_layer_runs_once_over_all_tokens(variant, checkpoint):
     assert [each.rows for each in maps] == [[37]] * len(maps)
 
 
-@pytest.mark.parametrize(("num_partitions", "ranks"), [(1, 1), (2, 2)])
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize(("num_partitions", "ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)])
+@pytest.mark.parametrize("variant", variant_params(short=TWO_FORMS))
 def test_the_last_layer_leaves_out_what_nobody_reads(variant, num_partitions, ranks, checkpoint, references):
     """The same logits for the tokens that sample, and keys and values of all of them for the iterations after."""
     expected = references(variant, LENGTHS, NUM_TOKENS)
@@ -301,7 +301,7 @@ def test_more_ranks_than_kv_heads_hold_copies(variant, ranks, checkpoint, refere
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", variant_params())
+@pytest.mark.parametrize("variant", variant_params(short=TWO_FORMS))
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(variant, checkpoint, references):
     """Root mean square error against fp32 logits, at most 1.5 times that of transformers' own bf16."""
     (expected,) = references(variant, (600,), NUM_TOKENS)

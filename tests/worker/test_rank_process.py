@@ -219,6 +219,19 @@ def test_a_rank_that_has_not_replied_is_killed_at_once(monkeypatch):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("environment", "seen"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "9"}, "9")])
+def test_numpys_threads_do_not_spin_unless_the_environment_says_so(environment, seen):
+    async def run() -> None:
+        command = (sys.executable, "-c", "import os, sys; sys.exit(os.environ['OPENBLAS_THREAD_TIMEOUT'])")
+        faults: list[pb.Fault] = []
+        rank = await RankProcess.spawn(environment, command, lambda _: None, faults.append, nothing_asked)
+        with pytest.raises(FaultError, match=f"{seen}$"):
+            await rank.ask(COMMANDS["prepare"], 100)
+        await rank.end()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("damage", [b"\xff\xff\xff\xff", b"\x03\x00\x00\x00\xff\xff\xff"], ids=["length", "body"])
 def test_bytes_that_are_no_frame_are_a_fault(damage):
     async def run() -> None:

@@ -120,6 +120,8 @@ with contextlib.suppress(SystemExit):
     runpy.run_module("orca_worker.rank", run_name="__main__")
 import torch, orca_worker.stage
 assert not {{"torch._decomp.decompositions", "grpc"}} & set(sys.modules)
+import gc
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
 {use}
 torch.Generator()
 print(torch.linalg.eig(torch.empty(3, 3, device="meta"))[0].shape)"""

@@ -2,7 +2,10 @@
 
 import sys
 
-from orca_worker.cli import main
+from orca_protos.uncollected import uncollected
+
+with uncollected():
+    from orca_worker.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

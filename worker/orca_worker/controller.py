@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -56,7 +54,7 @@ class Controller(WorkerServicer):
         self.num_streams = 0
         self.leaving = False
         """True from the signal to end on."""
-        self._boot_id = uuid.uuid4().hex
+        self._boot_id = os.urandom(16).hex()
         self._free_memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._starter = RankStarter(self.epoch.reply, self.epoch.report, self.epoch.ask_rendezvous, keeps_spare)
         self._loader = PartitionLoader(self._starter, rank_command, may_pin, self.epoch.leave)
@@ -91,6 +89,8 @@ class Controller(WorkerServicer):
         if self.leaving:
             leaving = pb.Fault(message="the worker is shutting down", kind=pb.FAULT_KIND_CAUSE)
             await context.abort(grpc.StatusCode.UNAVAILABLE, leaving.message, faults.to_metadata(leaving))
+        from importlib.metadata import version  # here, so that early ranks start before these imports
+
         from orca_contract.message import VERSION  # imports pydantic
 
         return pb.Description(

@@ -1,6 +1,7 @@
 """`PartitionLoader`: loads a worker's partition into its rank processes, and only into new ones after a failure.
 
-The modules that check a model import pydantic. They are imported by the first load, so that early ranks start before.
+The modules that check a model import pydantic. They are imported by the first load, so that early ranks start before,
+and import torch while the master is not there yet.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ class PartitionLoader:
         self._adapter_reading = AdapterReading()
 
     async def start_early(self, request: pb.LoadRequest) -> None:
-        """Start the ranks of a load of `request` before that comes, and import what the load needs."""
+        """Start the ranks of a load of `request` before that comes."""
         await self._starter.start_early(rank_starts(request, self._rank_command, self._may_pin))
-        import orca_worker.model_check  # noqa: F401
 
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
         """Load a partition; yield progress, and the facts at the end.

@@ -25,6 +25,7 @@ import traceback
 from orca_worker.torch_import import import_torch
 
 if __name__ == "__main__":
+    gc.disable()  # until all modules are imported, see orca_protos.uncollected
     import_torch()  # before the modules that import torch
 
 import torch
@@ -280,6 +281,8 @@ def _read(connection: socket.socket, rank: Rank, commands: queue.SimpleQueue[Com
 
 def run_as_process() -> None:
     """Parse the command line, serve the controller, and end this process."""
+    gc.freeze()
+    gc.enable()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the socket pair")
     arguments = parser.parse_args()

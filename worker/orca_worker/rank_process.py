@@ -34,8 +34,10 @@ Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 RANK_COMMAND = bound_command("orca_worker.rank")
 PING = pb.RankCommand(ping=pb.PingRequest())
 EXIT_SECONDS = 5.0
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Makes torch use huge pages: reading scattered K/V blocks takes a fifth less time on the CPU."""
+DEFAULTS = {"THP_MEM_ALLOC_ENABLE": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
+"""Variables that the environment may override. THP_MEM_ALLOC_ENABLE makes torch use huge pages: reading scattered K/V
+blocks takes a fifth less time on the CPU. OPENBLAS_THREAD_TIMEOUT is the shortest: the threads that numpy's BLAS starts
+when it is imported, and that nothing uses, would keep the other cores busy for a tenth of a second."""
 ANSWERS = {
     "load": "load",
     "prepare": "prepared",
@@ -113,7 +115,7 @@ class RankProcess:
                 *("--fd", str(rank_end.fileno())),
                 pass_fds=(rank_end.fileno(),),
                 stderr=asyncio.subprocess.PIPE,
-                env={**HUGE_PAGES, **os.environ, **environment},
+                env={**DEFAULTS, **os.environ, **environment},
             )
             undo.pop_all()
         reader, writer = await asyncio.open_connection(sock=controller_end)

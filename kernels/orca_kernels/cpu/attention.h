@@ -73,13 +73,7 @@ class AttentionItem {
 
   void run() {
     for (int64_t row = 0; row < num_rows_; ++row) {
-      const T *query = call_.query + (start_ + token(row)) * shape_.query_stride + head(row) * dim_;
-      auto *factors = reinterpret_cast<Factor *>(&scratch_.queries[row * steps_]);
-      if constexpr (std::is_same_v<Factor, T>) {
-        std::memcpy(factors, query, dim_ * sizeof(T));
-      } else {
-        for (int64_t d = 0; d < dim_; d += kLanes) store(factors + d, load(query + d));
-      }
+      load_query(row, call_.query + (start_ + token(row)) * shape_.query_stride + head(row) * dim_);
     }
     std::fill_n(scratch_.accumulated.begin(), num_rows_ * dim_, 0.0f);
     std::fill_n(scratch_.top.begin(), num_rows_, -std::numeric_limits<float>::infinity());
@@ -103,6 +97,15 @@ class AttentionItem {
   static constexpr int kWidth = Product<E>::kWidth;
   static constexpr bool kScaled = std::is_same_v<E, int8_t>;
   static constexpr int64_t kStepsOfLine = 64 / (kBlock * sizeof(Stored));  // of a cache line
+
+  virtual void load_query(int64_t row, const T *query) {
+    auto *factors = reinterpret_cast<Factor *>(&scratch_.queries[row * steps_]);
+    if constexpr (std::is_same_v<Factor, T>) {
+      std::memcpy(factors, query, dim_ * sizeof(T));
+    } else {
+      for (int64_t d = 0; d < dim_; d += kLanes) store(factors + d, load(query + d));
+    }
+  }
 
   // Attends to a tile's first `slots` slots.
   virtual void add_tile(int64_t tile, int slots) {
@@ -145,18 +148,15 @@ class AttentionItem {
   }
 
   // Turns a row's scores into softmax weights, zero for invisible slots, and rescales the accumulated output to the new
-  // maximum. Scores of slots that were never written may have any value. Integers are multiplied by the weight times
-  // their scale.
-  void weigh(int64_t row, int64_t tile, int slots) {
+  // maximum. Scores of slots that were never written may have any value. Calls `put` with each sixteen slots' first one
+  // and weights, and returns the number of slots; if none is visible, returns 0 without calls.
+  template <typename Put>
+  int weigh(int64_t row, int64_t tile, int slots, Put put) {
     float *scores = &scratch_.scores[row * kTile];
-    uint32_t *weights = &scratch_.weights[row * kTile / kWidth];
     const int end = (slots + kLanes - 1) / kLanes * kLanes;
     int first, last;
     visible(row, tile, slots, first, last);
-    if (last <= first) {
-      std::fill_n(weights, end / kWidth, 0);
-      return;
-    }
+    if (last <= first) return 0;
     std::fill(scores, scores + first, -std::numeric_limits<float>::infinity());
     std::fill(scores + last, scores + end, -std::numeric_limits<float>::infinity());
     Floats tops = load(scores);
@@ -166,12 +166,7 @@ class AttentionItem {
     for (int place = 0; place < end; place += kLanes) {
       const Floats weight = exponential(load(scores + place) * shape_.scale - top);
       sums += weight;
-      if constexpr (kScaled) {
-        const float *scales = call_.value_scales + index(kv_head(row), tile + place) * kBlock;
-        store(reinterpret_cast<Factor *>(weights) + place, weight * load(scales));
-      } else {
-        store(reinterpret_cast<Factor *>(weights) + place, weight);
-      }
+      put(place, weight);
     }
     const float shrink = before == top ? 1.0f : std::exp(before - top);
     scratch_.total[row] = scratch_.total[row] * shrink + sum(sums);
@@ -180,6 +175,19 @@ class AttentionItem {
       float *accumulated = &scratch_.accumulated[row * dim_];
       for (int64_t d = 0; d < dim_; d += kLanes) store(accumulated + d, load(accumulated + d) * shrink);
     }
+    return end;
+  }
+
+  // Turns a row's scores into the factors of values. Integers are multiplied by the weight times their scale.
+  void weigh(int64_t row, int64_t tile, int slots) {
+    uint32_t *weights = &scratch_.weights[row * kTile / kWidth];
+    const int written = weigh(row, tile, slots, [&](int place, Floats weight) {
+      if constexpr (kScaled) {
+        weight = weight * load(call_.value_scales + index(kv_head(row), tile + place) * kBlock);
+      }
+      store(reinterpret_cast<Factor *>(weights) + place, weight);
+    });
+    if (!written) std::fill_n(weights, (slots + kLanes - 1) / kLanes * kLanes / kWidth, 0);
   }
 
   // Increment phase: computes row by row. A score is the same chain of sums as in `grouped`, so that a token has the

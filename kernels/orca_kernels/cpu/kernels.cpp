@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "dot_products.h"
 #include "grouped_integer_linear.h"
+#include "integer_attention.h"
 #include "integer_linear.h"
 #include "linear.h"
 #include "low_rank.h"
@@ -53,22 +54,12 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
     orca::store_kv_int8(key, value, key_pool, value_pool, key_scales, value_scales, slots, rows, heads, dim,          \
                         key_stride, value_stride);                                                                    \
   }                                                                                                                   \
-  ORCA_EXPORT void orca_attention_int8_##name(                                                                        \
-      const T *query, const int8_t *key_pool, const int8_t *value_pool, const float *key_scales,                      \
-      const float *value_scales, const int64_t *query_start, const int64_t *context_length,                           \
-      const int32_t *block_table, T *output, int64_t num_requests, int64_t num_heads, int64_t num_kv_heads,           \
-      int64_t head_dim, int64_t table_width, int64_t query_stride, int64_t window, float scale) {                     \
-    orca::attention<T, int8_t>(                                                                                       \
-        {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
-         query, key_pool, value_pool, key_scales, value_scales, query_start, context_length, block_table, output});   \
-  }                                                                                                                   \
   ORCA_DEFINE_RUN(layer_norm_##name)                                                                                  \
   ORCA_DEFINE_RUN(rms_norm_##name)                                                                                    \
   ORCA_DEFINE_RUN(silu_and_multiply_##name)                                                                           \
   ORCA_DEFINE_RUN(rotate_##name)                                                                                      \
   ORCA_DEFINE_RUN(store_##name)                                                                                       \
-  ORCA_DEFINE_RUN(store_int8_##name)                                                                                  \
-  ORCA_DEFINE_RUN(attention_int8_##name)
+  ORCA_DEFINE_RUN(store_int8_##name)
 
 #define ORCA_DEFINE_ATTENTION(name, T, Work)                                                                          \
   ORCA_EXPORT void orca_attention_##name(const T *query, const T *key_pool, const T *value_pool,                      \
@@ -82,6 +73,18 @@ ORCA_EXPORT void orca_replay(const orca::Call *calls, int64_t count) {
   }                                                                                                                   \
   ORCA_DEFINE_RUN(attention_##name)
 
+#define ORCA_DEFINE_INTEGER_ATTENTION(name, T, ...)                                                                   \
+  ORCA_EXPORT void orca_attention_##name(                                                                             \
+      const T *query, const int8_t *key_pool, const int8_t *value_pool, const float *key_scales,                      \
+      const float *value_scales, const int64_t *query_start, const int64_t *context_length,                           \
+      const int32_t *block_table, T *output, int64_t num_requests, int64_t num_heads, int64_t num_kv_heads,           \
+      int64_t head_dim, int64_t table_width, int64_t query_stride, int64_t window, float scale) {                     \
+    orca::attention<T, int8_t, orca::__VA_ARGS__>(                                                                    \
+        {{num_requests, num_heads, num_kv_heads, head_dim, table_width, query_stride, window, scale},                 \
+         query, key_pool, value_pool, key_scales, value_scales, query_start, context_length, block_table, output});   \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(attention_##name)
+
 #define ORCA_DEFINE_SUM(name, T)                                                                                      \
   ORCA_EXPORT int64_t orca_all_reduce_##name(T *x, int64_t count, char *memory, int64_t rank, int64_t size,           \
                                              int64_t capacity, int64_t round, double seconds) {                      \
@@ -92,6 +95,11 @@ ORCA_FOR_EACH_TYPE(ORCA_DEFINE)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_SUM)
 ORCA_DEFINE_ATTENTION(float32, float, AttentionItem<float>)
 ORCA_DEFINE_ATTENTION(bfloat16, orca::BFloat16, AttentionItem<orca::BFloat16>)
+#define ORCA_DEFINE_WIDENING(name, T) ORCA_DEFINE_INTEGER_ATTENTION(int8_##name, T, AttentionItem<T, int8_t>)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_WIDENING)
+#if defined(__AVX512F__)
+ORCA_DEFINE_INTEGER_ATTENTION(int8_vnni_bfloat16, orca::BFloat16, IntegerAttentionItem)
+#endif
 
 #define ORCA_DEFINE_PACK(name, T)                                                                                     \
   ORCA_EXPORT void orca_pack_##name(const T *weight, uint32_t *panels, int64_t inputs, int64_t outputs) {             \

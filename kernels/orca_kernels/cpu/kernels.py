@@ -6,6 +6,7 @@ not a multiple of 16); oneDNN computes the matrix products on x86-64 without AVX
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.low_rank import PanelLowRank
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cpu.panel_linear import WORD_BYTES, PanelLinear, padded, panels_of
+from orca_kernels.cpu.panel_memory import PanelMemory
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
 from orca_kernels.low_rank import LowRank
@@ -51,6 +53,8 @@ QUANTIZED_LINEAR: list[Any] = [POINTER] * 8 + [INTEGER] * 4
 W8A8_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 3
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
+MOST_DIMENSIONS = 512
+"""Dimensions of a head whose sums of products fit into 32 bits (cpu/integer_attention.h)."""
 
 
 class CpuAttention:
@@ -120,6 +124,7 @@ class CpuKernels(ReferenceKernels):
         self.name = f"C++ {library.target.name}"
         self.calls = Calls(library)
         """Recorder shared by all calls of these kernels."""
+        self._panel_memory = PanelMemory()
         self._dtype = dtype
         suffix = NAMES[dtype]
         own_products = suffix not in library.target.onednn_products
@@ -141,6 +146,9 @@ class CpuKernels(ReferenceKernels):
         if weight_only:
             self._functions["pack_w4a8"] = self._functions["pack_int4"]
             self._functions["linear_w4a8"] = self.calls.function(f"linear_w4a8{vnni}_{suffix}", QUANTIZED_LINEAR)
+        if vnni and hasattr(library, f"orca_attention_int8_vnni_{suffix}"):
+            attend = self.calls.function(f"attention_int8_vnni_{suffix}", SIGNATURES["attention_int8"])
+            self._functions["attention_int8_vnni"] = attend
         kind = "_tiles" if library.tiles else vnni
         self._functions["pack_groups"] = self.calls.function("pack_groups", PACK)
         self._functions["pack_w8a8"] = self.calls.function("pack_w8a8", PACK)
@@ -152,7 +160,8 @@ class CpuKernels(ReferenceKernels):
         outputs, inputs = weight.shape
         if not self._has_panels(inputs):
             return PackedLinear(weight, bias) if packs(self._dtype) else ReferenceLinear(weight, bias)
-        panels = panels_of(self._functions["pack"], weight)
+        empty = partial(self._panel_memory.empty, dtype=weight.dtype)
+        panels = panels_of(self._functions["pack"], weight, empty)
         return PanelLinear(self.calls, self._functions["linear"], (outputs, inputs), (panels,), bias)
 
     def low_rank(self, inputs: int) -> LowRank:
@@ -172,7 +181,8 @@ class CpuKernels(ReferenceKernels):
         if quantization not in self.quantized_products or too_long:
             return super().quantized_linear(weight, bias, dtype)
         return_freed_memory()  # as in `linear`
-        panels = weight.numbers.new_zeros(padded(outputs) * _row_bytes(quantization, inputs))
+        size = padded(outputs) * _row_bytes(quantization, inputs)
+        panels = self._panel_memory.empty(size, weight.numbers.dtype).zero_()
         numbers, product = weight.numbers.contiguous(), self._functions[f"linear_{quantization}"]
         self._functions[f"pack_{quantization}"](numbers.data_ptr(), panels.data_ptr(), inputs, outputs)
         scales = self._packed_groups(weight.scales)
@@ -224,6 +234,8 @@ class CpuKernels(ReferenceKernels):
             return UnrecordedAttention(self.calls, form)
         suffix = "" if form.kv_cache_dtype is None else f"_{form.kv_cache_dtype}"
         store, attend = self._functions[f"store{suffix}"], self._functions[f"attention{suffix}"]
+        if form.kv_cache_dtype == "int8" and form.head_dim <= MOST_DIMENSIONS:
+            attend = self._functions.get("attention_int8_vnni", attend)
         return CpuAttention(self.calls, store, attend, form)
 
 

@@ -31,7 +31,8 @@ class PanelLowRank:
         if len(down) * down.itemsize % WORD_BYTES:  # the rank is the number of B's inputs
             down = torch.cat((down, torch.zeros_like(down[:1])))
             up = torch.cat((up, torch.zeros_like(up[:, :1])), dim=1)
-        self._panels[adapter] = (panels_of(self._pack, down), panels_of(self._pack, up), len(down))
+        of_down, of_up = (panels_of(self._pack, factor, factor.new_empty) for factor in (down, up))
+        self._panels[adapter] = (of_down, of_up, len(down))
         self._list()
 
     def remove(self, adapter: int) -> None:

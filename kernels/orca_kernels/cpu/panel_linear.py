@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from orca_kernels.cpu.calls import Calls, Function
@@ -82,10 +84,13 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def panels_of(pack: Function, weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight [outputs, inputs] in panels, by the function `pack` for its dtype."""
+def panels_of(pack: Function, weight: torch.Tensor, empty: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """Return a weight [outputs, inputs] in panels, by the function `pack` for its dtype.
+
+    `empty` returns uninitialised elements of this dtype.
+    """
     outputs, inputs = weight.shape
-    weight, panels = weight.contiguous(), weight.new_empty(padded(outputs) * inputs)
+    weight, panels = weight.contiguous(), empty(padded(outputs) * inputs)
     pack(weight.data_ptr(), panels.data_ptr(), inputs, outputs)
     return panels
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -37,3 +40,52 @@ def fork(run: Callable[[], int]) -> int:
                     stream.flush()
         finally:
             os._exit(code)
+
+
+class Fork:
+    """A child process that runs `run`, with its standard error in a pipe. Call `close` in any case."""
+
+    def __init__(self, run: Callable[[], int]) -> None:
+        reader, writer = os.pipe()
+        try:
+            self._pid = fork(lambda: _with_errors_to(writer, run))
+        except OSError:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        self._reader = reader
+        self._ended = False
+
+    def output(self, deadline: float) -> str:
+        """Return what the process writes until it ends; raise TimeoutError. `deadline`: of the monotonic clock."""
+        output = b""
+        while select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = os.read(self._reader, 1 << 16)
+            if not part:
+                return output.decode(errors="replace")
+            output += part
+        raise TimeoutError
+
+    def wait(self) -> int:
+        """Wait for the process to end; return its exit code as `subprocess` would."""
+        _, status = os.waitpid(self._pid, 0)
+        self._ended = True
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        """Kill the process if it runs."""
+        os.close(self._reader)
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self.wait()
+
+
+def _with_errors_to(writer: int, run: Callable[[], int]) -> int:
+    """Run `run` with an empty standard input and without a standard output; return its exit code."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, descriptor in enumerate((nothing, nothing, writer)):
+        os.dup2(descriptor, number)
+    sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return run()

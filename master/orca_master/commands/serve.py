@@ -21,6 +21,7 @@ from orca_protos.command_line import OneLineParser
 from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
 from orca_protos.model_files import FileError, MissingFileError, regular_file
+from orca_protos.uncollected import uncollected
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.child_process import fork
@@ -37,7 +38,7 @@ from orca_master.commands.options import (
     journal_config,
 )
 from orca_master.commands.ports import SIGNALS, Parent, Ports, bind
-from orca_master.commands.preflight import check, checking, draft_command, model_command, text_command
+from orca_master.commands.preflight import check, check_in_forks, draft_command, model_command, text_command
 from orca_master.commands.serve_parent import MasterProcess, run_beside
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
@@ -70,9 +71,11 @@ def main(argv: list[str]) -> int:
             checks = []
         # The report of the start says what a worker's lines would.
         worker_level = "warning" if arguments.log_level == "info" else arguments.log_level
-        worker_options = ["--log-format", arguments.log_format, "--log-level", worker_level]
-        # A worker that gets a signal computes until the master has moved its requests, or has drained.
-        worker_options += ["--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)]
+        worker_options = [
+            *("--log-format", arguments.log_format, "--log-level", worker_level),
+            # A worker that gets a signal computes until the master has moved its requests, or has drained.
+            *("--drain-timeout", str(arguments.drain_timeout + MASTER_END_SECONDS)),
+        ]
         if arguments.no_spare_ranks:
             worker_options.append("--no-spare-rank")
 
@@ -85,10 +88,11 @@ def main(argv: list[str]) -> int:
         parser.error(str(error))
     with local_workers as workers:
         try:
-            with checking(*checks):
+            with uncollected():
                 # Here and not in the master, which is forked, so that a restarted master is ready sooner.
                 from orca_master.commands.local_topology import local_topology
                 from orca_master.commands.server import run_to_exit_code
+            check_in_forks(*checks)
             spec = model_spec(arguments, str(model), names.model_names[0], device)
             listeners = bind(arguments.host, arguments.port, max(1, arguments.api_processes))
         except ConfigurationError as error:

@@ -34,10 +34,12 @@ from orca_master.endpoint.completions import add_completions
 from orca_master.endpoint.early_refusal import EarlyRefusal
 from orca_master.endpoint.embeddings import add_embeddings
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.error_schemas import error_responses, error_schemas
 from orca_master.endpoint.file_routes import add_files
 from orca_master.endpoint.generation import check_token_ids
 from orca_master.endpoint.internal_errors import InternalErrors
 from orca_master.endpoint.messages import add_messages
+from orca_master.endpoint.messages_answers import MessagesErrorBody
 from orca_master.endpoint.messages_errors import MessagesErrors
 from orca_master.endpoint.middleware import REQUEST_ID, ApiKeys, RequestIds, owner_of
 from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCard, ModelList, Tokenized
@@ -58,7 +60,6 @@ from orca_master.errors import (
 
 def create_app(endpoint: Endpoint) -> FastAPI:
     """Return the application that serves `endpoint`."""
-    error_bodies = {status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 415, 429, 503)}
     app = FastAPI(
         title="ORCA",
         version=version("orca-serving"),
@@ -66,7 +67,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,  # a redirect would lack what a proxy has removed: https, and a path above the root path
-        responses=error_bodies,  # type: ignore[arg-type]
+        responses=error_responses(ErrorBody),
     )
     app.root_path = endpoint.config.root_path  # FastAPI warns about the parameter
     _add_errors(app, endpoint)
@@ -244,6 +245,7 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
     """Return the OpenAPI schema with the model's names (none: they change) and limits (0: they are not known yet)."""
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     parts = schema["components"]["schemas"]
+    parts |= error_schemas(ErrorBody, MessagesErrorBody)
     for name in (
         "CompletionRequest",
         "ChatCompletionRequest",

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
@@ -17,6 +16,7 @@ from orca_master.endpoint.chat import chat_prompt, room_after
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
 from orca_master.endpoint.endpoint import Endpoint
+from orca_master.endpoint.error_schemas import error_responses
 from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.messages_answers import InputTokens, Message, MessagesErrorBody
 from orca_master.endpoint.messages_errors import error_body
@@ -31,9 +31,7 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
     """Add the routes."""
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": MessagesErrorBody} for status in (400, 401, 404, 405, 408, 413, 415, 429, 503)
-    }
+    errors = error_responses(MessagesErrorBody)
 
     @app.post(MESSAGES, response_model=Message, responses=errors)
     async def messages(body: MessagesRequest, request: Request) -> Response:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
 
 from orca_contract.model_choices import Pooling, PoolingChoice
 from orca_protos.model_files import (
@@ -21,7 +20,6 @@ from orca_protos.model_files import (
     read_file,
     read_object,
 )
-from pydantic import BaseModel, ConfigDict, Field
 
 from orca_master.errors import ConfigurationError
 
@@ -30,47 +28,9 @@ OTHERS = ("Transformer", "Normalize")
 """Modules that embeddings have anyway."""
 POOLINGS: dict[str, Pooling] = {"lasttoken": "last", "mean": "mean", "mean_sqrt_len_tokens": "mean"}
 """By the mode of sentence-transformers. Both divisors of the sum give the same vector of length 1."""
-FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-"""Fields of older files, one for each mode."""
 REMEDY = "choose the pooling with --embedding-pooling"
 
 logger = logging.getLogger(__name__)
-
-
-class Module(BaseModel):
-    """A module's class, and the folder of its files."""
-
-    type: str
-    path: str = ""
-
-
-class ModulesFile(BaseModel):
-    """modules.json, whose list has the name `modules`."""
-
-    modules: Annotated[list[Module], Field(max_length=64)]
-
-
-class PoolingFile(BaseModel):
-    """config.json of the pooling: `pooling_mode`, or a field of FLAGS."""
-
-    model_config = ConfigDict(extra="allow")
-
-    pooling_mode: str | list[str] | None = None
-
-    @property
-    def modes(self) -> list[str]:
-        """The modes, whose vectors are concatenated."""
-        if self.pooling_mode is not None:
-            return [self.pooling_mode] if isinstance(self.pooling_mode, str) else self.pooling_mode
-        given = self.model_extra or {}
-        return [mode for flag, mode in FLAGS.items() if given.get(flag) is True] or ["mean"]
 
 
 def pooling_of(model_path: Path, choice: PoolingChoice) -> Pooling:
@@ -90,6 +50,8 @@ def pooling_of(model_path: Path, choice: PoolingChoice) -> Pooling:
 def _stored_pooling(model_path: Path) -> Pooling:
     path = model_path / MODULES
     listed = parse_object(b'{"modules": %b}' % read_file(model_path, MODULES, CONFIG_BYTES), path)
+    from orca_master.text.pooling_schema import ModulesFile  # imports pydantic
+
     pooling: Pooling = "last"
     for module in checked(ModulesFile, listed, path).modules:
         kind = module.type.rpartition(".")[2]
@@ -103,6 +65,8 @@ def _stored_pooling(model_path: Path) -> Pooling:
 def _mode_of(model_path: Path, folder: str) -> Pooling:
     if "/" in folder or folder in ("", ".", "..") or not folder.isprintable():
         raise FileError(f"{model_path / MODULES}: path {quote(folder)} is not the name of a folder")
+    from orca_master.text.pooling_schema import PoolingFile
+
     path = model_path / folder
     try:
         modes = checked(PoolingFile, read_object(path, "config.json", CONFIG_BYTES), path / "config.json").modes

@@ -1,0 +1,42 @@
+"""Errors in the OpenAPI description: each refers to a schema that is there, and costs no time at the start."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import jsonschema
+import pytest
+from fastapi import FastAPI
+from orca_master.endpoint.application import create_app
+from orca_master.endpoint.error_schemas import STATUSES
+from orca_master.endpoint.messages_errors import error_body
+from orca_master.endpoint.responding import error_response
+from support.scripted_engine import Scripted, make_model
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory) -> FastAPI:
+    return create_app(Scripted(make_model(tmp_path_factory.mktemp("errors"), ""), "").endpoint)
+
+
+def schema_of(app: FastAPI, path: str, method: str, status: int) -> dict:
+    """Return the schema of a body, with the schemas to which it refers."""
+    description = app.openapi()
+    content = description["paths"][path][method]["responses"][str(status)]["content"]
+    return {**content["application/json"]["schema"], "components": description["components"]}
+
+
+def test_every_route_names_the_errors_of_its_api(app):
+    paths = app.openapi()["paths"]
+    assert len(paths) > 20
+    for (path, operations), status in itertools.product(paths.items(), STATUSES):
+        body = error_body(status, "wrong") if path.startswith("/v1/messages") else error_response(status, "wrong").body
+        for method in operations:
+            schema = schema_of(app, path, method, status)
+            jsonschema.Draft202012Validator(schema).validate(json.loads(body))
+            assert schema["$ref"].endswith("MessagesErrorBody") is path.startswith("/v1/messages")
+
+
+def test_no_serializer_is_compiled_for_errors(app):
+    assert [route.path for route in app.routes if getattr(route, "response_fields", None)] == []
