@@ -262,6 +262,7 @@ def _fully_applied(situation: Situation, before: Mapping[str, Any]) -> tuple[boo
     later = f"accepted, but not implemented in this version: {fields}" if inactive else ""
     unserved = f"this cluster does not serve: {', '.join(sorted(situation.skipped))}" if situation.skipped else ""
     silence = why_unknown(observed, revision, before, situation.generation)
+    silence = silence[: LONGEST_MESSAGE // 2]  # Ready has all of it
     causes = [situation.autoscaler_refusal, situation.view.nodes.refusal, *overwritten(situation.name, situation.spec)]
     if lacking := [*filter(None, (unserved, silence, *situation.not_applied, *causes, later))]:
         reason = "KindNotServed" if unserved else "NotYetActive" if lacking == [later] else "NotApplied"

@@ -88,6 +88,16 @@ def test_what_is_not_applied_does_not_hide_that_the_master_is_silent(changes, re
     assert entry["message"].startswith("this cluster does not serve: a; " if "skipped" in changes else "the master's")
 
 
+def test_a_long_error_of_the_master_does_not_hide_what_is_not_applied():
+    """As that of a report of another version. Ready has all of it, and nothing else has what is not written."""
+    observed = everything(context(merged(MINIMAL, progressDeadlineSeconds=2000)))
+    revision = situation(observed).revision or ""
+    silent = replace(observed, reports={}, unanswered={revision: "not a state report: " + "field " * 200})
+    entry = conditions(situation(silent, not_applied=["Service demo"]))["FullyApplied"]
+    assert "Service demo" in entry["message"]
+    assert "the operator has no report from it" in entry["message"]
+
+
 def test_the_first_seconds_of_a_silence_change_nothing():
     observed = replace(everything(context(merged(MINIMAL, progressDeadlineSeconds=2000))), reports={})
     made = conditions(situation(), previous={})["FullyApplied"]

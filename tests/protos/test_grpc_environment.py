@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
+import orca_master
+import orca_protos
 import pytest
 from orca_protos.grpc_environment import VERSION
 
@@ -39,3 +42,13 @@ def test_grpc_reports_unknown_experiments():
 
 def test_the_environment_takes_precedence():
     assert experiments("orca_master", GRPC_EXPERIMENTS="event_engine_client").stdout == "event_engine_client\n"
+
+
+def test_the_commands_start_without_grpc():
+    """`orca operator` does in its image, whose packages are those of the operator alone."""
+    paths = [str(Path(package.__path__[0]).parent) for package in (orca_master, orca_protos)]
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", "import orca_master.cli"],  # without the packages of the environment
+        env={"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")

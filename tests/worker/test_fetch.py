@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 from orca_protos import engine_pb2 as pb
 from orca_worker.errors import FaultError
-from orca_worker.fetch_hub import _download_resumed
+from orca_worker.fetch_hub import _resumed
 from orca_worker.model_identity import compared_files, source_digest
 from orca_worker.weight_headers import INDEX
 from support.hub import COMMIT, REPOSITORY, Hub
@@ -155,8 +155,7 @@ def test_files_above_the_limit_of_huggingface_hub_are_downloaded(hub, tmp_path, 
     url = f"{hub.url}/{REPOSITORY}/resolve/{COMMIT}/{name}"
     for partial in (b"", hub.files[name][:100], hub.files[name]):
         (tmp_path / "large.safetensors.incomplete").write_bytes(partial)
-        _download_resumed(url, path, lambda: None)
-        assert path.read_bytes() == hub.files[name]
+        assert _resumed(url, path).read_bytes() == hub.files[name]
     assert [start for _, start in hub.sent] == [0, 100], "a complete file is not requested again"
 
 
@@ -203,6 +202,12 @@ def test_a_download_that_failed_before_it_changed_weights_leaves_them_to_the_wor
         assert compared_files(request, OWN, OWN) == {}
         assert source_digest(folder) == first
     hub.signature = ""
+    config, hub.files["config.json"] = hub.files["config.json"], hub.files["config.json"] + b" "
+    hub.damaged["config.json"] = 99
+    assert fetch(hub, folder)[0] == 1
+    assert compared_files(request, OWN, OWN) == {}
+    assert (source_digest(folder), (folder / "config.json").read_bytes()) == (first, config)
+    hub.files["config.json"] = config
     assert fetch(hub, folder, "--partition", "1/2")[0] == 0
     with pytest.raises(FaultError, match=r"model-layer0\.safetensors is not of the revision"):
         compared_files(request, OWN, OWN)

@@ -151,13 +151,23 @@ def _nothing() -> None:
 
 
 def _download(source: Source, folder: Path, file: RemoteFile, begin: Callable[[], None]) -> None:
-    """Download one file, unless a complete copy exists; call `begin` before the file changes."""
+    """Download one file, unless a complete copy exists; call `begin` before the file changes.
+
+    Until the record has the new content, it has none for the file: a process that ends in between leaves a file that
+    neither a worker nor a later call takes for the earlier content.
+    """
     verified = _verified(folder / VERIFIED)
     path = folder / file.name
     if file.identity is not None and verified.get(file.name) == file.identity and path.is_file():
         return
     path.parent.mkdir(exist_ok=True)  # for IN_FOLDERS
-    source.download(file, path, begin)
+
+    def change() -> None:
+        begin()
+        if file.name in verified:
+            _record(folder, {**verified, file.name: None})
+
+    source.download(file, path, change)
     logger.info("%s: %d bytes", file.name, path.stat().st_size)
     if file.identity is not None:
         _record(folder, {**verified, file.name: file.identity})
@@ -175,7 +185,10 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _verified(record: Path) -> dict[str, Any]:
-    """Return file name → identity of complete files; empty if the record is absent or damaged."""
+    """Return file name → identity of complete files, None for those that were being replaced.
+
+    Empty if the record is absent or damaged.
+    """
     try:
         value = json.loads(record.read_bytes())
     except FileNotFoundError:

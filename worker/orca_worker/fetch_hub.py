@@ -29,6 +29,8 @@ from orca_worker.fetch_source import FetchError, RemoteFile, without_queries
 logger = logging.getLogger(__name__)
 
 TRIES = 3
+PARTIAL = ".orca-partial"
+"""Folder of small files until they are verified."""
 
 
 class Hub:
@@ -64,20 +66,24 @@ class Hub:
     def download(self, file: RemoteFile, path: Path, begin: Callable[[], None]) -> None:
         """Download one file, again if its digest is wrong. `begin`: see Source."""
         is_large = self._siblings[file.name].lfs is not None
-        folder = path.parents[file.name.count("/")]
+        folder = path.parents[file.name.count("/")] / PARTIAL
         for attempt in range(1, TRIES + 1):
             with self._errors():
                 if is_large:
-                    _download_resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path, begin)
+                    partial = _resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path)
                 else:
-                    begin()
-                    hf_hub_download(
-                        self._repository, file.name, revision=self._commit, local_dir=folder, force_download=True
+                    commit = self._commit
+                    partial = Path(
+                        hf_hub_download(
+                            self._repository, file.name, revision=commit, local_dir=folder, force_download=True
+                        )
                     )
-            if file.identity is None or file.identity == (_sha256(path) if is_large else _git_blob(path)):
+            if file.identity is None or file.identity == (_sha256(partial) if is_large else _git_blob(partial)):
+                begin()
+                os.replace(partial, path)
                 return
             logger.warning("%s: wrong digest after attempt %d of %d", file.name, attempt, TRIES)
-            path.unlink()
+            partial.unlink()
         kind = "SHA-256" if is_large else "Git blob id"
         raise FetchError(f"{file.name}: {kind} differs from the published one after {TRIES} downloads")
 
@@ -101,10 +107,10 @@ def _digest(sibling: RepoSibling) -> str | None:
     return (sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id) or None
 
 
-def _download_resumed(url: str, path: Path, begin: Callable[[], None]) -> None:
-    """Download a large file, resuming an earlier process's download (hf_hub_download would start over).
+def _resumed(url: str, path: Path) -> Path:
+    """Download a large file beside `path`, resuming an earlier process's download (hf_hub_download would start over).
 
-    `begin` is called before `path` is replaced.
+    Return the path of the whole file.
     """
     metadata = get_hf_file_metadata(url)
     partial = path.with_name(f"{path.name}.incomplete")
@@ -123,8 +129,7 @@ def _download_resumed(url: str, path: Path, begin: Callable[[], None]) -> None:
         size = file.tell()
     if metadata.size is not None and size != metadata.size:
         raise FetchError(f"{path.name}: {size} bytes instead of {metadata.size}: start again")
-    begin()
-    os.replace(partial, path)
+    return partial
 
 
 def _git_blob(path: Path) -> str:

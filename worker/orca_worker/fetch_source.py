@@ -57,6 +57,6 @@ class Source(Protocol):
     def download(self, file: RemoteFile, path: Path, begin: Callable[[], None]) -> None:
         """Write one file to `path`, which exists only if the file is complete, and verified if that is possible.
 
-        `begin` is called before `path` changes, which is after the download of a large file. An interrupted download
-        of a large file goes on where it stopped.
+        `begin` is called before `path` changes, which is after the download. An interrupted download of a large file
+        goes on where it stopped.
         """
