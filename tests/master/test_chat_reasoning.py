@@ -59,6 +59,28 @@ def test_the_usage_has_the_tokens_of_the_reasoning(tmp_path, reasoning_parser, a
     play(scripted(tmp_path, answer, reasoning_parser=reasoning_parser), scene)
 
 
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [
+        ("\nwhy</think>two", 5),
+        ("</think>two", 1),
+        ("\n", 2),  # with the token that ends the answer, as below
+        ("", 1),
+        ("<thi", 5),
+    ],
+)
+def test_tokens_that_are_held_back_at_the_beginning_are_counted(tmp_path, answer, count):
+    async def scene(client: Any) -> None:
+        whole = await client.chat.completions.create(model=MODEL, messages=QUESTION)
+        *_, last = await chunks(client)
+        response = await client.responses.create(model=MODEL, input="1 + 1?")
+        assert whole.usage.completion_tokens_details.reasoning_tokens == count
+        assert last.usage == whole.usage
+        assert response.usage.output_tokens_details.reasoning_tokens == count
+
+    play(scripted(tmp_path, answer, reasoning_parser="deepseek_r1"), scene)
+
+
 def test_without_a_parser_there_is_no_such_number(tmp_path):
     async def scene(client: Any) -> None:
         whole = await client.chat.completions.create(model=MODEL, messages=QUESTION)

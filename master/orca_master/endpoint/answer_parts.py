@@ -62,8 +62,9 @@ class AnswerParser:
     def __init__(self, reasoning: ReasoningParser | None, tools: CallParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
+        self._num_fed = 0
         self.num_reasoning = 0
-        """Calls of `feed` whose characters are reasoning, or begin or end it: its tokens, if each call has one."""
+        """Calls of `feed` up to the end of the reasoning: its tokens, if each call has one."""
 
     @property
     def is_plain(self) -> bool:
@@ -89,9 +90,11 @@ class AnswerParser:
         """Return the parts of the next characters; with `last`, also text that was held back."""
         reasoning, calls = "", list[CallDelta]()
         if self._reasoning is not None:
-            was_within = self._reasoning.within
+            self._num_fed += 1
+            was_over = self._reasoning.is_over
             reasoning, text = self._reasoning.feed(text, last)
-            self.num_reasoning += was_within or self._reasoning.within
+            if self._reasoning.is_found and not was_over:  # counts also calls whose characters were held back
+                self.num_reasoning = self._num_fed
         if self._tools is not None:
             parsed = self._tools.feed(text, last)
             text, calls = parsed.content, parsed.calls

@@ -172,7 +172,7 @@ class ChatFormat:
         for number, piece in enumerate(pieces, 1):
             if parser.reasoning_is_over:
                 return
-            parser.feed(piece.text, last=False)
+            parser.feed(piece.text, last=piece.finish_reason is not None)
             if number % COUNTED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -38,16 +38,16 @@ class ReasoningParser:
         self._begins_within = form == WITHIN
         self._text = ""
         """Text that has not been passed on."""
-        self._has_begun = False
-        self.within = False
-        """True if the next characters are reasoning, or end it."""
+        self._has_begun = self._within = False
+        self.is_found = False
+        """True if the answer has reasoning, or one of its tags."""
         self._drops_space = False
         """True after a tag, where white space is no part of the answer."""
 
     @property
     def is_over(self) -> bool:
         """True if no later characters are reasoning."""
-        return self._has_begun and not self.within
+        return self._has_begun and not self._within
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         """Return the new reasoning and the new text; with `last`, also what was held back."""
@@ -57,18 +57,18 @@ class ReasoningParser:
             if not last and may_become(begun, BEGIN):
                 return "", ""
             self._has_begun, self._drops_space = True, begun.startswith(BEGIN)
-            self.within = self._begins_within or self._drops_space
+            self.is_found = self._within = self._begins_within or self._drops_space
             if self._drops_space:
                 self._text = begun.removeprefix(BEGIN)
         reasoning = ""
-        if self.within:
+        if self._within:
             end = self._text.find(END)
             count = end if end >= 0 else len(self._text) - (0 if last else overlap(self._text, END))
             reasoning = self._take(count)
             if end < 0:
                 return reasoning, ""
             self._text = self._text.removeprefix(END)
-            self.within, self._drops_space = False, True
+            self._within, self._drops_space = False, True
         return reasoning, self._take(len(self._text))
 
     def _take(self, count: int) -> str:
