@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -80,12 +81,12 @@ def test_links_in_a_circle_are_refused_by_the_option(tmp_path):
 
 
 def test_checks_in_forks_run_at_once_and_share_a_bound(tmp_path, monkeypatch):
-    go = tmp_path / "go"
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
-    check_in_forks(["timeit", "-n1", "-r1", waits], ["timeit", "-n1", "-r1", f"open({str(go)!r}, 'w').close()"])
+    monkeypatch.setattr(preflight, "WALL_SECONDS", 60)
+    os.mkfifo(pipe := tmp_path / "pipe")  # whose two ends wait for each other (open(2))
+    check_in_forks(*(["timeit", "-n1", "-r1", f"open({str(pipe)!r}, {mode!r}).close()"] for mode in "rw"))
     monkeypatch.setattr(preflight, "WALL_SECONDS", 0.05)
     with pytest.raises(ConfigurationError, match="-n1: files were not read within 0 s"):
-        check_in_forks(["timeit", "-n1", "-r1", "import time; time.sleep(600)"])
+        check_in_forks(["timeit", "-n1", "-r1", "import time; time.sleep(60)"])
 
 
 def test_a_fork_has_no_input_and_no_output_and_the_environment_of_a_check(capfd):

@@ -72,10 +72,9 @@ class Hub:
                 if is_large:
                     partial = _resumed(hf_hub_url(self._repository, file.name, revision=self._commit), path)
                 else:
-                    commit = self._commit
                     partial = Path(
                         hf_hub_download(
-                            self._repository, file.name, revision=commit, local_dir=folder, force_download=True
+                            self._repository, file.name, revision=self._commit, local_dir=folder, force_download=True
                         )
                     )
             if file.identity is None or file.identity == (_sha256(partial) if is_large else _git_blob(partial)):

@@ -75,9 +75,10 @@ class CpuLibrary(ctypes.CDLL):
 
     @functools.cached_property
     def vnni(self) -> bool:
-        """Whether integers of w8a8 and w4a8 are multiplied by VPDPBUSD: if compiler and processor have it.
+        """Whether integers are multiplied by instructions of VNNI: if compiler and processor have them.
 
-        See cpu/integer_linear.h.
+        Those of w8a8 and w4a8 by VPDPBUSD (cpu/integer_linear.h); with AVX-512, those of attention over a cache of
+        integers by VPDPWSSD (cpu/integer_attention.h).
         """
         flag = "avx512_vnni" if self.target.needs >= AVX512 else "avx_vnni"
         return hasattr(self, "orca_linear_w8a8_vnni_float32") and flag in processor_flags()

@@ -109,6 +109,5 @@ def fetch_container(
 
 def _received(mount: dict[str, Any]) -> dict[str, Any]:
     """Return a mount that gets mounts from the host and passes none on to it."""
-    return (
-        mount | {"mountPropagation": "HostToContainer"} if mount.get("mountPropagation") == "Bidirectional" else mount
-    )
+    passes_on = mount.get("mountPropagation") == "Bidirectional"
+    return mount | {"mountPropagation": "HostToContainer"} if passes_on else mount
