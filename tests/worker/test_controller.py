@@ -73,16 +73,16 @@ def test_a_late_answer_is_nobody_elses(tmp_path, answers):
             # From here on the rank answers when `answers` commands have come.
             (rank,) = controllers[0]._ranks._processes
             held: list[pb.RankReply] = []
-            take = rank._take
+            take = rank._connection._take
 
             def hold(reply: pb.RankReply) -> None:
                 held.append(reply)
                 if len(held) == answers - 1:
-                    rank._take = take
+                    rank._connection._take = take
                     for one in held:
                         take(one)
 
-            rank._take = hold
+            rank._connection._take = hold
             given_up = stub.Prepare(pb.PrepareRequest(epoch=1))
             while not held:
                 await asyncio.sleep(0.01)
@@ -232,16 +232,16 @@ def test_an_epoch_that_forms_while_another_model_is_loaded_is_refused(tmp_path):
             await load(stub, load_request())
             await stub.Prepare(pb.PrepareRequest(epoch=1))
             (rank,) = controllers[0]._ranks._processes
-            take, held = rank._take, []
+            take, held = rank._connection._take, []
 
             def hold(reply: pb.RankReply) -> None:
                 held.append(reply)
                 if len(held) == 2:
-                    rank._take = take
+                    rank._connection._take = take
                     for entry in held:
                         take(entry)
 
-            rank._take = hold
+            rank._connection._take = hold
             forming = asyncio.ensure_future(stub.Form(pb.FormRequest(epoch=1, world_size=1)))
             while not held:
                 await asyncio.sleep(0.01)

@@ -5,9 +5,9 @@ A frame is four bytes of little-endian length and a RankCommand (to the rank) or
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
+from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 from orca_protos import engine_pb2 as pb
@@ -46,19 +46,30 @@ def read_command(connection: socket.socket) -> pb.RankCommand | None:
         raise FrameError(f"a command of {len(body)} bytes cannot be decoded") from error
 
 
-async def read_reply(reader: asyncio.StreamReader) -> pb.RankReply | None:
-    """Wait for the next reply; return None at the end of the stream. Raises FrameError."""
-    try:
-        length = _checked_length(await reader.readexactly(_LENGTH.size))
-        return pb.RankReply.FromString(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    except DecodeError as error:
-        raise FrameError(f"a reply of {length} bytes cannot be decoded") from error
+class ReplyDecoder:
+    """Decodes the replies of a stream, whose bytes come in parts of any size."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[pb.RankReply]:
+        """Yield the replies that are complete with `data`. Raises FrameError; the rest of the stream is lost then."""
+        self._unread += data
+        while len(self._unread) >= _LENGTH.size:
+            length = _checked_length(self._unread)
+            end = _LENGTH.size + length
+            if len(self._unread) < end:
+                return
+            body = bytes(self._unread[_LENGTH.size : end])
+            del self._unread[:end]
+            try:
+                yield pb.RankReply.FromString(body)
+            except DecodeError as error:
+                raise FrameError(f"a reply of {length} bytes cannot be decoded") from error
 
 
-def _checked_length(header: bytes) -> int:
-    length: int = _LENGTH.unpack(header)[0]
+def _checked_length(header: bytes | bytearray) -> int:
+    length: int = _LENGTH.unpack_from(header)[0]
     if length > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {length} bytes exceeds the bound of {MAX_FRAME_BYTES}")
     return length

@@ -25,8 +25,8 @@ from orca_protos.process_state import is_stopped
 
 from orca_worker.cgroup import oom_kills
 from orca_worker.errors import FaultError, ModelError
-from orca_worker.frames import FrameError, encode, read_reply
 from orca_worker.last_lines import LAST_LINES, copy_lines
+from orca_worker.rank_connection import RankConnection
 from orca_worker.rank_exit import RankExit, explain_exit
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
@@ -61,8 +61,7 @@ class RankProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        controller_end: socket.socket,
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
@@ -71,7 +70,7 @@ class RankProcess:
         self._tensor_rank = 0
         self._cores: Sequence[int] = ()
         self._process = process
-        self._writer = writer
+        self._connection = RankConnection(controller_end, self._take)
         self._on_reply = on_reply
         self._on_fault = on_fault
         self._on_question = on_question
@@ -90,7 +89,7 @@ class RankProcess:
         """The facts of the loaded partition, as of the last reply; None without a partition and after a failure."""
         self._oom_kills = oom_kills()
         self._tasks = [
-            asyncio.create_task(self._read(reader)),
+            asyncio.create_task(self._wait_for_end()),
             asyncio.create_task(copy_lines(process.stderr, self._last_lines)),
         ]
 
@@ -118,8 +117,9 @@ class RankProcess:
                 env={**DEFAULTS, **os.environ, **environment},
             )
             undo.pop_all()
-        reader, writer = await asyncio.open_connection(sock=controller_end)
-        return cls(process, reader, writer, on_reply, on_fault, on_question)
+        rank = cls(process, controller_end, on_reply, on_fault, on_question)
+        await rank._connection.open()
+        return rank
 
     @property
     def failed(self) -> bool:
@@ -133,7 +133,7 @@ class RankProcess:
     def send(self, command: pb.RankCommand) -> None:
         """Put a command into the rank's local queue. Never blocks."""
         if self._fault is None:
-            self._writer.write(encode(command))
+            self._connection.write(command)
 
     async def ask(self, command: pb.RankCommand, timeout: float) -> pb.RankReply:
         """Send a cold command and return its last reply; see `answers`."""
@@ -204,7 +204,7 @@ class RankProcess:
         """End the process within EXIT_SECONDS and fail all pending commands; `on_fault` is not called."""
         self._ending = True
         self._fail(self._own_fault(RankExit("was ended by its controller")))
-        self._writer.close()
+        self._connection.close()
         if not self._has_replied and self._process.returncode is None:
             self._process.kill()  # it imports torch, and would not notice the closed socket for seconds
         try:
@@ -219,11 +219,9 @@ class RankProcess:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while (reply := await read_reply(reader)) is not None:
-                self._take(reply)
-        except FrameError as error:
+    async def _wait_for_end(self) -> None:
+        """Wait for the end of the connection and of the process; a rank without an earlier fault has ended then."""
+        if (error := await self._connection.ended) is not None:
             self._kill(f"sent {error}")
             return
         with contextlib.suppress(TimeoutError):
