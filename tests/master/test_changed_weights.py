@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from orca_contract.topology import AdapterSpec
 from orca_master.engine import supervisor
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
@@ -28,13 +29,13 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.001)
 
 
-def in_iteration_4(made: Engine, act: Callable[[], None]) -> None:
-    """Call `act` when the fourth iteration has been sent."""
+def in_iteration(made: Engine, number: int, act: Callable[[], None]) -> None:
+    """Call `act` when as many iterations have been sent."""
     dispatched = made.on_dispatch
 
     def on_dispatch(sequence: int, batch: Batch) -> None:
         dispatched(sequence, batch)
-        if len(made.batches) == 4:
+        if len(made.batches) == number:
             act()
 
     made.on_dispatch = on_dispatch  # type: ignore[method-assign]
@@ -47,7 +48,7 @@ async def recovered(made: Engine, before: pb.ModelFacts, after: pb.ModelFacts, *
         made.cluster.on_made = lambda workers: workers.facts.MergeFrom(after)
         made.cluster.newest("a").lose(WorkerLostError("worker a:0: its pod is replaced"))
 
-    in_iteration_4(made, lose)
+    in_iteration(made, 4, lose)
     made.cluster.on_made = lambda workers: workers.facts.MergeFrom(before)
     await made.engine.start()
     for submission in submissions:
@@ -101,7 +102,7 @@ def test_a_pipeline_that_waits_beside_one_with_other_weights_does_not_continue_i
         made.cluster.on_made = lambda workers: workers.facts.MergeFrom(weights[workers.spec.id])
         made.cluster.refusals["b"] = [WorkerLostError("later than a")]
         await made.engine.start()
-        in_iteration_4(made, lambda: setattr(made.cluster.newest("a"), "hangs", True))
+        in_iteration(made, 4, lambda: setattr(made.cluster.newest("a"), "hangs", True))
         made.submit("begun", (5, 6), LONG)
         await made.until(lambda: made.engine.snapshot.num_iterations == 3)
         await made.engine.apply(topology("b"))
@@ -126,3 +127,41 @@ def test_part_of_an_embedding_by_other_weights_is_not_added_to_the_rest(pooling,
 
     config = EngineConfig(worker_owner=WorkerOwner.CLUSTER, recovery_timeout=60.0, token_budget=4, lookahead=False)
     play(lambda: Engine(topology("a"), config), scene)
+
+
+def test_a_changed_adapter_ends_the_answers_that_use_it_and_no_other():
+    def weights(digest: str) -> pb.ModelFacts:
+        return pb.ModelFacts(file_digest={"0": "a", "adapter sql: w": digest, "adapter sql: x: w": "c"})
+
+    async def scene(made: Engine) -> None:
+        submissions = [
+            dataclasses.replace(made.submission(str(number), (5, 6), LONG), adapter=number) for number in (0, 1, 2)
+        ]
+        await recovered(made, weights("a"), weights("b"), *submissions)
+        error = await made.ended("1")
+        assert error is not None
+        assert "were replaced (adapter sql: w a and b)" in error
+        assert (await made.collect(2)).keys() == {"0", "2"}
+
+    adapters = [AdapterSpec(name=name, path=f"/{name}") for name in ("sql", "sql: x")]
+    model = topology("a").model.model_copy(update={"adapters": adapters})
+    config = dataclasses.replace(CONFIG, max_batch_size=3)
+    play(lambda: Engine(topology("a").model_copy(update={"model": model}), config), scene)
+
+
+def test_weights_stay_known_while_workers_report_none():
+    """As workers of an older version between two others."""
+    weights = iter([OLD, pb.ModelFacts(), NEW])
+
+    async def scene(made: Engine) -> None:
+        def lose() -> None:
+            made.cluster.newest("a").lose(WorkerLostError("worker a:0: its pod is replaced"))
+
+        made.cluster.on_made = lambda workers: workers.facts.MergeFrom(next(weights))
+        in_iteration(made, 4, lose)
+        in_iteration(made, 8, lose)
+        await made.engine.start()
+        made.submit("begun", (5, 6), LONG)
+        assert "fetched revisions old and new" in str(await made.ended("begun"))
+
+    play(lambda: Engine(topology("a"), CONFIG), scene)

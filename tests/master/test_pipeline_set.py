@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 from orca_contract.reasons import Reason
@@ -250,3 +251,13 @@ def test_of_two_pipelines_that_form_at_the_same_time_one_serves(monkeypatch):
         assert list(pipelines.serving) == ["a"]
 
     play(scene)
+
+
+def test_nothing_stays_known_of_weights_that_were_replaced():
+    """Files that the new ones do not have are not compared with later ones."""
+    pipelines = PipelineSet(topology("a"), Listener(), Cluster().make)
+    changed = []
+    for digests in ({"0": "a", "1": "a"}, {"0": "b"}, {"0": "b", "1": "b"}, {"1": "c"}):
+        workers = SimpleNamespace(facts=pb.ModelFacts(file_digest=digests))
+        changed.append(pipelines.take_facts(SimpleNamespace(workers=workers))[0])
+    assert changed == ["", "0 a and b", "", "1 b and c"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from orca_contract.reasons import Reason
 from orca_master.engine.faults import WorkerLostError
-from orca_master.engine.same_weights import common_facts
+from orca_master.engine.same_weights import changes, common_facts
 from orca_protos import engine_pb2 as pb
 
 
@@ -42,3 +42,20 @@ def test_workers_with_different_files_do_not_serve_together():
 def test_the_revision_of_a_pipeline_is_that_of_any_worker_that_reports_it():
     """A worker of an older version reports none; other pipelines are compared with the pipeline."""
     assert common_facts(["w:1", "x:1"], [pb.ModelFacts(), pb.ModelFacts(source="a")]).source == "a"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"0": "a", "adapter sql: w": "a"}, {"0": "a", "adapter sql: w": "a"}, ["", "", ""]),
+        ({"adapter sql: w": "a", "adapter x: w": "a"}, {"adapter sql: w": "b", "adapter x: w": "a"}, ["", "sql", ""]),
+        ({"0": "a", "adapter sql: w": "a"}, {"0": "b", "adapter sql: w": "b"}, ["0", "0", "0"]),
+        ({"adapter gone: w": "a"}, {"adapter gone: w": "b"}, ["gone", "gone", "gone"]),
+    ],
+    ids=["none", "one adapter", "model and adapter", "an adapter that the topology lacks"],
+)
+def test_the_files_of_an_adapter_are_compared_for_its_own_requests(before, after, what):
+    facts = [pb.ModelFacts(file_digest=each) for each in (before, after)]
+    changed = changes(*facts, ["sql", "x"])
+    assert list(changed) == [0, 1, 2]
+    assert all(part in text and bool(part) == bool(text) for part, text in zip(what, changed.values(), strict=True))

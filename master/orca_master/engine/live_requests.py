@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from orca_protos import engine_pb2 as pb
 
@@ -233,18 +233,20 @@ class LiveRequests:
         """Fail a live request whose grammar allows no next token."""
         self._fail([request], error, FinishReason.FAULT)
 
-    def fail_begun(self, what: str) -> None:
-        """Fail the requests that have results of weights that no pipeline has any more; `what` differs, "" if nothing.
+    def fail_begun(self, changed: Mapping[int, str]) -> None:
+        """Fail the requests that have results of weights that no pipeline has any more; `changed`: see `changes`.
 
         The rest of an answer would be that of another model. Requests without results begin with the new weights.
         """
-        begun = [request for request in self._requests.values() if what and request.has_results]
-        if begun:
-            text = "the pipelines have other weights than before (%s): of %d requests the %d with results end"
-            logger.warning(text, what, len(self._requests), len(begun))
-            self._fail(
-                begun, f"the weights of the model were replaced ({what}) while it answered: send the request again"
-            )
+        for what in filter(None, dict.fromkeys(changed.values())):
+            users = [request for request in self._requests.values() if changed.get(request.adapter, changed[0]) == what]
+            begun = [request for request in users if request.has_results]
+            if begun:
+                text = "the pipelines have other weights than before (%s): of %d requests the %d with results end"
+                logger.warning(text, what, len(users), len(begun))
+                self._fail(
+                    begun, f"the weights of the model were replaced ({what}) while it answered: send the request again"
+                )
 
     def fail_adapter(self, number: int, reason: str) -> None:
         """Fail the requests that use an adapter, with `reason` as the error."""

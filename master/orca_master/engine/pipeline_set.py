@@ -19,7 +19,7 @@ from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
 from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.runtime_adapters import RuntimeAdapters
-from orca_master.engine.same_weights import difference, different_weights
+from orca_master.engine.same_weights import changes, difference, different_weights, with_known
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, PipelineWorkers, formed_pipeline
@@ -40,7 +40,8 @@ class PipelineSet:
     """One supervisor per pipeline of `topology`. `serving`: the pipelines that serve, in the order of their start.
 
     `formed`: the pipeline that began to serve last, None before the first. `facts`: the model, from the workers; its
-    numbers are 0 before the engine serves. `adapters`: see RuntimeAdapters. `adapter_folder`: its `folder`.
+    numbers are 0 before the engine serves. `weights`: the identities of its weights, of the last workers that reported
+    them. `adapters`: see RuntimeAdapters. `adapter_folder`: its `folder`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class PipelineSet:
         self.adapters = RuntimeAdapters(topology.model, self.serving, adapter_folder)
         self.departures = Departures(self.serving)
         self.formed: FormedPipeline | None = None
-        self.facts = pb.ModelFacts()
+        self.facts = self.weights = pb.ModelFacts()
         self._listener = listener
         self._make_workers = make_workers
         self._supervisors: dict[str, PipelineSupervisor] = {}
@@ -203,14 +204,13 @@ class PipelineSet:
         text, workers = "pipeline %s serves: epoch %d, %d partitions, %d K/V slots", supervisor.workers
         logger.log(level, text, supervisor.id, workers.epoch, len(supervisor.spec.workers), formed.num_slots)
 
-    def take_facts(self, supervisor: PipelineSupervisor) -> str:
-        """Set `facts` to those of a pipeline that serves; return which weights differ from the last ones, "" if none.
-
-        They differ only if no other pipeline serves.
-        """
-        what = difference(self.facts, supervisor.workers.facts)
+    def take_facts(self, supervisor: PipelineSupervisor) -> dict[int, str]:
+        """Set `facts` to those of a pipeline that serves; return what differs from `weights`, see `changes`."""
         self.facts = supervisor.workers.facts
-        return what
+        changed = changes(self.weights, self.facts, [adapter.name for adapter in self.topology.model.adapters])
+        # Workers of older versions report nothing: what was known is that of the next ones, if they serve the same.
+        self.weights = with_known(pb.ModelFacts() if changed[0] else self.weights, self.facts)
+        return changed
 
     def remove_serving(self, supervisor: PipelineSupervisor) -> None:
         """Note that a pipeline no longer serves."""

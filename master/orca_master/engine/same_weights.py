@@ -1,4 +1,5 @@
 """Whether workers and pipelines have loaded the same weights: `common_facts` of one pipeline, `difference` of two.
+`changes`: the same of an earlier and a later pipeline, for the model and for each adapter.
 
 Each worker reports the identity of what it has loaded (`orca_worker/model_identity.py`). Workers of older versions
 report none, and are not compared.
@@ -6,7 +7,7 @@ report none, and are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from orca_contract.reasons import Reason
 from orca_protos import engine_pb2 as pb
@@ -37,12 +38,35 @@ def common_facts(workers: Sequence[str], facts: Sequence[pb.ModelFacts]) -> pb.M
 
 def difference(first: pb.ModelFacts, second: pb.ModelFacts) -> str:
     """Return which weights or settings of two workers or pipelines differ, as far as both report them; "" if none."""
+    return next(_differences(first, second), ("", ""))[1]
+
+
+def changes(before: pb.ModelFacts, after: pb.ModelFacts, adapters: Sequence[str]) -> dict[int, str]:
+    """Return the `difference` for requests of the model (0), and of each of its `adapters` (from 1).
+
+    The files of an adapter are only compared for its own requests, those of the model for all.
+    """
+    changed = dict.fromkeys(("", *adapters), "")
+    for name, what in _differences(before, after):
+        adapter = name.removeprefix("adapter ").rpartition(": ")[0]
+        owner = adapter if adapter in changed else ""
+        changed[owner] = changed[owner] or what
+    return {number: changed[""] or what for number, what in enumerate(changed.values())}
+
+
+def _differences(first: pb.ModelFacts, second: pb.ModelFacts) -> Iterator[tuple[str, str]]:
+    """Yield all differences, for people, each after the name of its file; that of the revisions comes after ""."""
     if first.source and second.source and first.source != second.source:
-        return f"fetched revisions {first.source} and {second.source}"
+        yield "", f"fetched revisions {first.source} and {second.source}"
     for name in sorted(first.file_digest.keys() & second.file_digest.keys()):
         if first.file_digest[name] != second.file_digest[name]:
-            return f"{name} {first.file_digest[name]} and {second.file_digest[name]}"
-    return ""
+            yield name, f"{name} {first.file_digest[name]} and {second.file_digest[name]}"
+
+
+def with_known(before: pb.ModelFacts, facts: pb.ModelFacts) -> pb.ModelFacts:
+    """Return the identities in `facts`, and those in `before` that `facts` lacks."""
+    digests = {**before.file_digest, **facts.file_digest}
+    return pb.ModelFacts(source=facts.source or before.source, file_digest=digests)
 
 
 def different_weights(first: str, second: str, what: str, worker: str) -> WorkerLostError:
