@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from orca_master.engine import supervisor
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.messages import Submission
+from orca_master.errors import EngineUnavailableError
 from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
 from support.fake_engine import Engine, play, topology
@@ -165,3 +167,35 @@ def test_weights_stay_known_while_workers_report_none():
         assert "fetched revisions old and new" in str(await made.ended("begun"))
 
     play(lambda: Engine(topology("a"), CONFIG), scene)
+
+
+@pytest.mark.parametrize(
+    ("begun_by", "adapter", "what"),
+    [
+        (pb.ModelFacts(source="old"), 0, ""),
+        (pb.ModelFacts(source="new"), 0, "fetched revisions new and old"),
+        (pb.ModelFacts(), 0, ""),
+        (pb.ModelFacts(source="old", file_digest={"adapter sql: w": "b"}), 0, ""),
+        (pb.ModelFacts(source="old", file_digest={"adapter sql: w": "b"}), 1, "adapter sql: w b and a"),
+        (None, 0, ""),
+    ],
+    ids=["the same", "others", "not known", "another adapter's", "others of its adapter", "no identity"],
+)
+@pytest.mark.parametrize("generated", [(), (7, 8)], ids=["waited", "begun"])
+def test_an_answer_of_an_earlier_master_is_not_continued_on_other_weights(begun_by, adapter, what, generated):
+    async def scene(made: Engine) -> None:
+        serving = pb.ModelFacts(source="old", file_digest={"adapter sql: w": "a"})
+        made.cluster.on_made = lambda workers: workers.facts.MergeFrom(serving)
+        await made.engine.start()
+        submission = dataclasses.replace(
+            made.submission("resumed", (5, 6), SHORT), generated=generated, weights=begun_by, adapter=adapter
+        )
+        if what and generated:
+            with pytest.raises(EngineUnavailableError, match=re.escape(f"were replaced ({what}) while it answered")):
+                made.engine.submit(submission)
+        else:
+            made.engine.submit(submission)
+            assert len((await made.collect(1))["resumed"]) == SHORT - len(generated)
+
+    model = topology("a").model.model_copy(update={"adapters": [AdapterSpec(name="sql", path="/sql")]})
+    play(lambda: Engine(topology("a").model_copy(update={"model": model}), CONFIG), scene)

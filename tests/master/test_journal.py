@@ -40,6 +40,7 @@ from orca_master.scheduling.scheduler import Scheduler
 from orca_master.scheduling.scheduler_config import SchedulerConfig
 from orca_master.text.detokenizer import IncrementalDecoder
 from orca_master.text.tokenizer import TextCodec
+from orca_protos import engine_pb2 as pb
 from support.adapter_restorer import NO_ADAPTERS
 from support.idle_engine import Idle
 
@@ -183,7 +184,7 @@ def test_a_file_that_ends_anywhere_loses_only_what_comes_after(tmp_path_factory,
     journal.close()
     path = folder / segments(folder)[0]
     content = path.read_bytes()
-    begin = len(b"".join(content.splitlines(keepends=True)[:3]))
+    begin = len(b"".join(content.splitlines(keepends=True)[:4]))
     length = data.draw(st.integers(begin, len(content)))
     path.write_bytes(content[:length])
     again = Journal(folder, MODEL)
@@ -475,7 +476,7 @@ def test_no_texts_are_written(tmp_path):
     journal = Journal(tmp_path, MODEL)
     journal.accept(request())
     journal.close()
-    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[2]
+    line = (tmp_path / segments(tmp_path)[0]).read_bytes().splitlines()[3]
     assert json.loads(line[9:])[2]["body"] == {"stop": "ü\n"}
 
 
@@ -525,7 +526,7 @@ def test_requests_that_wait_for_their_turn_are_not_counted(tmp_path):
         journal = Journal(tmp_path / "j", MODEL)
         resumable = ResumableRequests(journal, idle_generator(tmp_path), 60, NO_ADAPTERS)
         requests = [found for name in "ab" if (found := resumable.find(name, "")) is not None]
-        assert resumable.resume() == 2
+        assert resumable.resume(pb.ModelFacts) == 2
         for _ in range(4):
             await asyncio.sleep(0)
         journal.failure = "killed: nothing more is written"
@@ -542,7 +543,7 @@ def test_a_request_that_every_master_dies_of_is_given_up(tmp_path):
         generator = idle_generator(tmp_path)
         journal = Journal(tmp_path / "j", MODEL)
         resumable = ResumableRequests(journal, generator, 60, NO_ADAPTERS)
-        assert resumable.resume() == wants
+        assert resumable.resume(pb.ModelFacts) == wants
         for _ in range(20):  # all have their turn
             await asyncio.sleep(0)
         requests = [found for name in ("a", "b") if (found := resumable.find(name, "")) is not None]
@@ -582,7 +583,7 @@ def test_a_request_that_is_accepted_before_the_others_are_resumed_runs_once(tmp_
         assert recorder is not None
         recorder.accept()
         assert resumable.find(generation.request_id, "") is recorder
-        assert resumable.resume() == 1, "only that of the earlier master"
+        assert resumable.resume(pb.ModelFacts) == 1, "only that of the earlier master"
         assert recorder.num_resumed == 0
         await resumable.close()
 
@@ -753,7 +754,7 @@ def test_the_event_loop_runs_between_the_requests_that_are_resumed(tmp_path, mon
 
     async def play() -> None:
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), idle_generator(tmp_path), 60, NO_ADAPTERS)
-        assert resumable.resume() == 3
+        assert resumable.resume(pb.ModelFacts) == 3
         for _ in range(10):
             order.append("loop")
             await asyncio.sleep(0)
@@ -782,7 +783,7 @@ def test_the_event_loop_runs_while_a_long_request_is_resumed(tmp_path, monkeypat
         resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
         second = resumable.find("b", "")
         assert second is not None
-        assert resumable.resume() == 2
+        assert resumable.resume(pb.ModelFacts) == 2
         while events.count("token") < (600 if stops else 1_000):
             events.append("loop")
             await asyncio.sleep(0)

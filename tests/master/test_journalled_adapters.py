@@ -24,6 +24,7 @@ from orca_master.journal import records
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, AdapterFiles
 from orca_master.text.tokenizer import TextCodec
+from orca_protos import engine_pb2 as pb
 from support.adapter_restorer import FILES, Restorer
 from support.idle_engine import Idle
 
@@ -108,7 +109,7 @@ class Master:
         self.engine = Idle()
         self.generator = generator_over(self.engine, folder)
         self.resumable = resumable_over(folder, self.generator, adapters)
-        assert self.resumable.resume() == 3
+        assert self.resumable.resume(pb.ModelFacts) == 3
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):

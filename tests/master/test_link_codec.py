@@ -118,6 +118,7 @@ submissions = build(
     stop_token_ids=st.frozensets(st.integers(-(2**63), 2**63 - 1), max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
     generated=st.none(),
+    weights=st.none(),
     cache_salt=texts,
     grammar=st.none() | grammars,
     constraint=st.none(),
@@ -304,9 +305,11 @@ def test_a_message_from_the_master_survives_the_wire(message):
 @pytest.mark.parametrize("cls", CARRIED)
 def test_the_wire_carries_every_field(cls):
     """A field that is added to a dataclass must be added to engine_link.proto and to the conversion."""
-    # Only a journal has `generated`, and only batches have another class; API processes have neither. The master sets
-    # `constraint`.
-    absent = {Submission: {"generated", "constraint", "service_class"}, EndpointConfig: {"batches"}}.get(cls, set())
+    # Only a journal has `generated` and `weights`, and only batches have another class; API processes have neither. The
+    # master sets `constraint`.
+    absent = {Submission: {"generated", "weights", "constraint", "service_class"}, EndpointConfig: {"batches"}}.get(
+        cls, set()
+    )
     assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls]) | absent
 
 

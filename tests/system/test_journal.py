@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 from support.cluster import Cluster
 from support.resuming import BASE, KINDS, Transcript, by_choice, request_of, stream
 from support.served import Served, descendants, eventually, serve
@@ -104,27 +106,11 @@ def test_a_stopped_server_continues_at_its_next_start_and_forgets_what_is_old(tm
     options = ("--journal", str(tmp_path), "--resume-window", "1", "--drain-timeout", "1")
     body = {**BASE, "max_tokens": 690, "temperature": 0.9, "seed": 5}
     transcript = Transcript()
-
-    async def read(url: str) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            await stream(client, "/v1/completions", body, transcript)
-
-    async def read_until_stopped(served: Served) -> None:
-        reading = asyncio.create_task(read(served.url))
-        while len(transcript.events) < 20:
-            await asyncio.sleep(0.001)
-        os.kill(served.master, signal.SIGSTOP)  # so that the request cannot end within the drain timeout
-        served.process.send_signal(signal.SIGTERM)
-        os.kill(served.master, signal.SIGKILL)
-        await asyncio.to_thread(served.process.wait, 60)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-
     with serve(DEMO, *FLOAT32, *options) as served:
-        asyncio.run(read_until_stopped(served))
+        asyncio.run(_read_until_stopped(served, body, transcript))
     assert not transcript.complete
     with serve(DEMO, *FLOAT32, *options) as served:
-        asyncio.run(read(served.url))
+        asyncio.run(_read(served.url, body, transcript))
         path = f"{served.url}/v1/requests/{transcript.request_id}"
         assert eventually(lambda: httpx.get(path).status_code == 404), "forgotten after a second"
         whole = httpx.post(f"{served.url}/v1/completions", json={**body, "stream": False}, timeout=60).json()
@@ -167,6 +153,24 @@ def test_a_master_started_again_by_its_supervisor_continues_with_the_same_ranks(
         cluster.stop()
 
 
+async def _read(url: str, body: dict[str, object], transcript: Transcript) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        await stream(client, "/v1/completions", body, transcript)
+
+
+async def _read_until_stopped(served: Served, body: dict[str, object], transcript: Transcript) -> None:
+    """Read 20 events of a stream, and stop the server before it ends."""
+    reading = asyncio.create_task(_read(served.url, body, transcript))
+    while len(transcript.events) < 20:
+        await asyncio.sleep(0.001)
+    os.kill(served.master, signal.SIGSTOP)  # so that the request cannot end within the drain timeout
+    served.process.send_signal(signal.SIGTERM)
+    os.kill(served.master, signal.SIGKILL)
+    await asyncio.to_thread(served.process.wait, 60)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
 def _tokens(transcript: Transcript) -> list[int]:
     """Return the tokens of a stream of one choice; the first event has the prompt."""
     return [token for event in transcript.events[1:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
@@ -178,3 +182,21 @@ def test_one_master_at_a_time_has_the_folder(tmp_path):
         second = Served([str(DEMO), "--journal", str(tmp_path), "--drain-timeout", "1"])  # and the grace after it
         assert second.process.wait(100) == 2
     assert f"orca serve: error: --journal {tmp_path}: another master uses this folder" in second.log
+
+
+@pytest.mark.exhaustive
+def test_an_answer_is_not_continued_with_the_weights_of_a_later_start(tmp_path):
+    """Its beginning is one checkpoint's; the server that starts again serves another one under the same path."""
+    model = shutil.copytree(DEMO, tmp_path / "model")
+    options = ("--journal", str(tmp_path / "journal"), "--drain-timeout", "1")
+    transcript = Transcript()
+    with serve(model, *FLOAT32, *options) as served:
+        asyncio.run(_read_until_stopped(served, {**BASE, "max_tokens": 690}, transcript))
+    weights = {name: tensor * 1.25 for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors")
+    with serve(model, *FLOAT32, *options) as served:
+        path = f"{served.url}/v1/requests/{transcript.request_id}"
+        assert eventually(lambda: httpx.get(path).json()["status"] != "in_progress")
+        found = httpx.get(path).json()
+    assert found["status"] == "failed"
+    assert "the weights of the model were replaced (model.safetensors " in found["error"]

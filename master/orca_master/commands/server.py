@@ -256,7 +256,7 @@ async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> 
 
 def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports, config: EngineConfig) -> None:
     """Resume the journalled requests and the batches, and log that the server is ready."""
-    if endpoint.resumable is not None and (num_resumed := endpoint.resumable.resume()):
+    if (resumable := endpoint.resumable) and (num_resumed := resumable.resume(lambda: engine.engine.snapshot.weights)):
         logger.info("--journal: %d requests of an earlier master are resumed", num_resumed)
     if endpoint.batches is not None:
         if endpoint.batches.num_unfinished:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+
+from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from orca_master.endpoint.answer_parts import continues_reasoning
@@ -113,10 +116,11 @@ class ResumableRequests:
         request = self._requests.get(request_id)
         return request if request is not None and request.accepted.owner == owner else None
 
-    def resume(self) -> int:
+    def resume(self, weights: Callable[[], pb.ModelFacts]) -> int:
         """Continue the unfinished requests of earlier masters; return their number.
 
-        A request that was continued MAX_RESUMES times without a token ends: it may crash the master.
+        A request that was continued MAX_RESUMES times without a token ends: it may crash the master. The journal has
+        the `weights` of the pipelines from then on: as long as requests wait, those that computed their tokens.
         """
         unfinished, self._unfinished = self._unfinished, []
         for request in unfinished:
@@ -124,6 +128,8 @@ class ResumableRequests:
                 request.end(f"{request.num_resumed} masters have ended since the request's last token")
         waiting = [request for request in unfinished if request.ended is None]
         self._waiting.update(waiting)
+        earlier = self._journal.weights
+        self._journal.weights_of = lambda: earlier if self._waiting else weights()
         self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
 

@@ -48,6 +48,8 @@ class ResumableRequest:
         self.ended: Ended | None = None
         self._journal = journal
         self._outputs = TokenLog()
+        self._weights: pb.ModelFacts | None = None
+        """Of the tokens of an earlier master, see Journal.weights; None without one."""
         self._waiters: list[asyncio.Future[None]] = []
         self._num_cached: dict[int, int] = {}
         """By choice, see Output; a restarted master does not know these."""
@@ -84,7 +86,7 @@ class ResumableRequest:
 
     def restore(self, journalled: JournalledRequest) -> None:
         """Take over the tokens and the end that the journal has."""
-        self._outputs = journalled.tokens
+        self._outputs, self._weights = journalled.tokens, self._journal.weights
         self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
 
     async def unfinished(self, generation: Generation) -> list[Choice]:
@@ -100,7 +102,10 @@ class ResumableRequest:
             if position % PIECES_TOGETHER == 0:
                 await asyncio.sleep(0)
         return [
-            replace(choice, submission=replace(choice.submission, generated=tuple(generated[choice.index])))
+            replace(
+                choice,
+                submission=replace(choice.submission, generated=tuple(generated[choice.index]), weights=self._weights),
+            )
             for choice in generation.choices
             if choice.index in generated
         ]

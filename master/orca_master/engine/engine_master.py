@@ -152,11 +152,11 @@ class EngineMaster:
         Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
         out of the protocol's range.
         """
-        recovers, is_resumed = self._state is EngineState.RECOVERING, submission.generated is not None
-        closed = self._pipelines.refusal(is_resumed)
+        recovers = self._state is EngineState.RECOVERING
+        refusal = self._pipelines.refusal(submission)
         over = self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over)
-        if closed or over:
-            raise EngineUnavailableError(closed or self._failure)
+        if refusal or over:
+            raise EngineUnavailableError(refusal or self._failure)
         check_priority(submission, self.config.scheduling_policy)
         self.adapters.check_new(submission.adapter)
         self._requests.accept(submission)
@@ -194,6 +194,7 @@ class EngineMaster:
             self.demand.idle_since,
             self.demand.has_backlog,
             self.adapters.settle(),
+            self._pipelines.weights,
         )
 
     def on_serving(self, supervisor: PipelineSupervisor) -> None:

@@ -14,6 +14,7 @@ from orca_master.engine.admission import Admission
 from orca_master.engine.choice_groups import ChoiceGroups
 from orca_master.engine.iteration_message import check_encodes, check_tokens_encode
 from orca_master.engine.messages import EngineObserver, Output, Submission
+from orca_master.engine.same_weights import replaced
 from orca_master.errors import RequestError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.drafter import Drafter
@@ -244,9 +245,7 @@ class LiveRequests:
             if begun:
                 text = "the pipelines have other weights than before (%s): of %d requests the %d with results end"
                 logger.warning(text, what, len(users), len(begun))
-                self._fail(
-                    begun, f"the weights of the model were replaced ({what}) while it answered: send the request again"
-                )
+                self._fail(begun, replaced(what))
 
     def fail_adapter(self, number: int, reason: str) -> None:
         """Fail the requests that use an adapter, with `reason` as the error."""

@@ -32,7 +32,8 @@ class Choices:
 class Submission:
     """A request as submitted by the endpoint; the engine adds its place in the order of arrival.
 
-    `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`.
+    `generated`: for a request that an earlier master had accepted, its tokens, which are part of `max_gen_tokens`;
+    `weights`: the identities of those that computed them (source and file_digest), None if nothing is known.
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
     `pooling`: of an embedding, whose `max_gen_tokens` is 0. `adapter`: number of the model's adapter, 0 for none.
@@ -48,6 +49,7 @@ class Submission:
     stop_token_ids: frozenset[int]
     priority: int = 0
     generated: Sequence[int] | None = None
+    weights: pb.ModelFacts | None = None
     choices: Choices | None = None
     cache_salt: str = ""
     grammar: Grammar | None = None

@@ -17,9 +17,10 @@ from orca_protos.file_digest import tokenizer_digest
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.departures import Departures
 from orca_master.engine.listener import PipelineListener
+from orca_master.engine.messages import Submission
 from orca_master.engine.request_limits import check_fits, check_values
 from orca_master.engine.runtime_adapters import RuntimeAdapters
-from orca_master.engine.same_weights import changes, difference, different_weights, with_known
+from orca_master.engine.same_weights import changes, difference, different_weights, replaced, with_known
 from orca_master.engine.snapshot import FormedPipeline, LoadedBytes
 from orca_master.engine.supervisor import NO_PROGRESS, PipelineSupervisor
 from orca_master.engine.workers import MakeWorkers, PipelineWorkers, formed_pipeline
@@ -161,11 +162,17 @@ class PipelineSet:
         if present.pipelines and num_requests:
             raise RequestsUnfinishedError(f"topology: the last pipeline stays: {num_requests} requests are unfinished")
 
-    def refusal(self, is_resumed: bool) -> str:
+    def refusal(self, submission: Submission) -> str:
         """Return why a request is refused, "" if it is not.
 
-        The pipelines of a closed topology finish what was accepted, also by an earlier master (`is_resumed`).
+        The pipelines of a closed topology finish what was accepted, also by an earlier master, but not an answer that
+        other weights have begun.
         """
+        if submission.generated and submission.weights is not None:
+            changed = self._changes(submission.weights, self.weights)
+            if what := changed.get(submission.adapter, changed[0]):
+                return replaced(what)
+        is_resumed = submission.generated is not None
         return "" if is_resumed and self.topology.pipelines else self.topology.closed
 
     def check_fits(self, request: Request) -> None:
@@ -207,10 +214,13 @@ class PipelineSet:
     def take_facts(self, supervisor: PipelineSupervisor) -> dict[int, str]:
         """Set `facts` to those of a pipeline that serves; return what differs from `weights`, see `changes`."""
         self.facts = supervisor.workers.facts
-        changed = changes(self.weights, self.facts, [adapter.name for adapter in self.topology.model.adapters])
+        changed = self._changes(self.weights, self.facts)
         # Workers of older versions report nothing: what was known is that of the next ones, if they serve the same.
         self.weights = with_known(pb.ModelFacts() if changed[0] else self.weights, self.facts)
         return changed
+
+    def _changes(self, before: pb.ModelFacts, after: pb.ModelFacts) -> dict[int, str]:
+        return changes(before, after, [adapter.name for adapter in self.topology.model.adapters])
 
     def remove_serving(self, supervisor: PipelineSupervisor) -> None:
         """Note that a pipeline no longer serves."""

@@ -54,6 +54,11 @@ def changes(before: pb.ModelFacts, after: pb.ModelFacts, adapters: Sequence[str]
     return {number: changed[""] or what for number, what in enumerate(changed.values())}
 
 
+def replaced(what: str) -> str:
+    """Return why a request ends that has results of other weights; `what` is their `difference`."""
+    return f"the weights of the model were replaced ({what}) while it answered: send the request again"
+
+
 def _differences(first: pb.ModelFacts, second: pb.ModelFacts) -> Iterator[tuple[str, str]]:
     """Yield all differences, for people, each after the name of its file; that of the revisions comes after ""."""
     if first.source and second.source and first.source != second.source:

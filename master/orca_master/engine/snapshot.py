@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from orca_contract.state import EngineState, PipelineReport
 from orca_contract.topology import Topology
+from orca_protos import engine_pb2 as pb
 
 from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.recovery import Recovery
@@ -89,3 +90,5 @@ class EngineSnapshot(NamedTuple):
     """See StateReport."""
     adapters: tuple[ServedAdapter, ...] = ()
     """The adapters beside those of the topology that requests may use."""
+    weights: pb.ModelFacts = pb.ModelFacts()
+    """See PipelineSet."""

@@ -1,10 +1,9 @@
 """`Journal`: an append-only log of accepted requests and their tokens, in files of one folder.
 
-A line is written to the kernel before the client receives the token, so that the death of the process loses nothing,
-and that of the machine little (syncer.py). A file is deleted as soon as all requests that begin in it or in earlier
-files are forgotten. Beyond COMPACT_BYTES the requests that begin in the oldest file are written again into the newest,
-a few with each line. When writing fails, the journal is off until the next start, and serving goes on. Files contain
-prompts: only their owner may read them.
+A line is written to the kernel before the client receives the token: the death of the process loses nothing, that of
+the machine little (syncer.py). A file is deleted when all requests that begin in it or in earlier files are forgotten.
+Beyond COMPACT_BYTES those that begin in the oldest file are written again into the newest, a few with each line. When
+writing fails, the journal is off until the next start, and serving goes on. Prompts: only the owner may read the files.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from orca_protos import engine_pb2 as pb
 
 from orca_master.errors import ConfigurationError
 from orca_master.journal import records
@@ -53,7 +54,7 @@ class Journal:
         """Why the journal is off, "" while it is on."""
         self._folder = folder
         self._header = self._head = records.encode(records.header(model))
-        """The first record of each file; the first two of the newest one."""
+        """The first record of each file; the first three of the newest one."""
         self._max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
         """Bytes of each file, by its number in ascending order."""
@@ -65,6 +66,10 @@ class Journal:
         """Number of remembered requests that begin in each file."""
         self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
         """Returns the content of a remembered request, by its number."""
+        self.weights = pb.ModelFacts()
+        """Identities of the weights that computed the last tokens in the files; empty: not known."""
+        self.weights_of: Callable[[], pb.ModelFacts] = lambda: self.weights
+        """Returns those of the present weights; other ones than `weights` are written before the next tokens."""
         self._tokens: list[Sequence[Any]] = []
         self._num_rewritten = 0
         """Bytes of the newest file that were written again, which do not count for its size."""
@@ -81,8 +86,7 @@ class Journal:
                 raise
         except OSError as error:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
-        self._next_number = max(self._first_segments, default=0) + 1
-        self._descriptor = -1
+        self._next_number, self._descriptor = max(self._first_segments, default=0) + 1, -1
         self._syncer = Syncer(folder, self._fail)
         self._begin_segment(max(self._sizes, default=0) + 1)
 
@@ -152,7 +156,6 @@ class Journal:
         for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
             segment = int(path.stem)
             self._sizes[segment] = path.stat().st_size
-            known = set(self.requests)
             with path.open("rb") as file:
                 try:
                     if (header := file.readline()) != self._header:
@@ -163,13 +166,13 @@ class Journal:
                         if is_cancelled():
                             raise ConfigurationError(f"--journal {self._folder}: the reading was cancelled")
                         record = records.decode(line)
-                        if (previous := records.previous_of(record)) is not None:
-                            self._compare(*previous, damaged)
+                        self._compare(*records.previous_of(record), damaged)
+                        self.weights = records.weights_of(record) or self.weights
                         records.replay(record, self.requests, damaged)
-                except (RecordError, ValueError) as error:
+                except (RecordError, TypeError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
                     damaged.update(self.requests)
-            for number in set(self.requests) - known:
+            for number in self.requests.keys() - self._first_segments.keys():
                 self._begins(number, segment)
         self._unfinished = {number for number, whole in self.requests.items() if whole.ended is None}
 
@@ -236,14 +239,18 @@ class Journal:
             self._delete_unneeded()
 
     def _take_tokens(self) -> bytes:
-        """Return the line of the noted tokens, empty without any, and forget them."""
+        """Return the line of the noted tokens, after that of new weights, and forget them; empty without any."""
         tokens, self._tokens = self._tokens, []
-        return records.encode(["tokens", *tokens]) if tokens else b""
+        line = records.encode(["tokens", *tokens]) if tokens else b""
+        if line and (weights := self.weights_of()) is not self.weights:
+            self.weights, line = weights, records.encode(records.weights(weights)) + line
+        return line
 
     def _begin_segment(self, segment: int) -> bool:
         """Begin a new file; return False if that failed."""
         last = max(self._sizes, default=0)
         self._head = self._header + records.encode(records.previous(last, self._sizes.get(last, 0)))
+        self._head += records.encode(records.weights(self.weights))
         self._sizes[segment] = self._num_rewritten = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         try:

@@ -4,6 +4,7 @@
 |---|---|
 | Header | `["journal", VERSION, MODEL]`, the first of each file |
 | Previous | `["tokens", [0, FILE, BYTES]]`, the second of each file: the size of the file before it |
+| Weights | `["tokens", [0, SOURCE, {FILE: DIGEST}]]`, the third of each file: what computed the Tokens after it |
 | Accepted | `["accepted", NUMBER, {…}]` |
 | Tokens | `["tokens", [NUMBER, CHOICE, TOKEN] or [NUMBER, CHOICE, TOKEN, FINISH_REASON, LOGPROBS], …]` |
 | Ended | `["ended", NUMBER, SECONDS, ERROR]` |
@@ -12,9 +13,10 @@
 | Request | `["request", NUMBER, {…}, [TOKEN, …], NUM_RESUMED, END]`: a whole request, written again |
 
 The `{…}` have the fields of `Accepted`, `adapter` only if there is one: versions before this field ignore the rest of
-such a file. Previous has the form of a token because versions before it ignore tokens of the request 0, which does not
-exist. An element of Tokens ends with PROMPT_LOGPROBS if its output has any. The functions are pure. A request has a
-number, which is shorter than its id. `TokenLog` has the tokens of a request in memory.
+such a file. Previous and Weights have the form of a token because versions before them ignore tokens of the request 0,
+which does not exist. Weights have `source` and `file_digest` of pb.ModelFacts, both empty if nothing is known. An
+element of Tokens ends with PROMPT_LOGPROBS if its output has any. The functions are pure. A request has a number, which
+is shorter than its id. `TokenLog` has the tokens of a request in memory.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
+
+from orca_protos import engine_pb2 as pb
 
 VERSION = 1
 
@@ -156,11 +160,24 @@ def previous(file: int, num_bytes: int) -> list[Any]:
     return ["tokens", [0, file, num_bytes]]
 
 
-def previous_of(record: list[Any]) -> tuple[int, int] | None:
-    """Return file and bytes of a Previous, None for other records."""
+def previous_of(record: list[Any]) -> tuple[int, int]:
+    """Return file and bytes of a Previous, (0, 0) for other records: no file has the number 0."""
     match record:
         case ["tokens", [0, int(file), int(num_bytes)]]:
             return file, num_bytes
+    return 0, 0
+
+
+def weights(facts: pb.ModelFacts) -> list[Any]:
+    """Return the array of a Weights."""
+    return ["tokens", [0, facts.source, dict(facts.file_digest)]]
+
+
+def weights_of(record: list[Any]) -> pb.ModelFacts | None:
+    """Return the identities in a Weights, None for other records."""
+    match record:
+        case ["tokens", [0, str(source), dict(digests)]]:
+            return pb.ModelFacts(source=source, file_digest=digests)
     return None
 
 
