@@ -7,6 +7,7 @@ from typing import Literal
 from orca_master.bodies.absent_fields import EMBEDDING
 from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.prompts import Prompts
+from orca_master.bodies.truncation import PromptTokens, TruncationSide
 
 
 class EmbeddingRequest(Body):
@@ -14,6 +15,8 @@ class EmbeddingRequest(Body):
 
     absent = EMBEDDING
     model: Name | None = None
+    truncate_prompt_tokens: PromptTokens | None = None
+    truncation_side: TruncationSide = "right"
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     add_special_tokens: bool = True

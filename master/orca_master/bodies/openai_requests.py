@@ -22,6 +22,7 @@ from orca_master.bodies.prompts import Prompts
 from orca_master.bodies.sampling_fields import MAX_COUNT, SamplingFields
 from orca_master.bodies.structured_outputs import ResponseFormat, grammar_of
 from orca_master.bodies.tools import NamedTool, ToolCalls, ToolList
+from orca_master.bodies.truncation import PromptTokens, TruncationSide
 from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
@@ -56,6 +57,8 @@ class GenerationRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     user: Name | None = None
     response_format: ResponseFormat | None = None
+    truncate_prompt_tokens: PromptTokens | None = None
+    truncation_side: TruncationSide = "left"
 
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationRequest:
