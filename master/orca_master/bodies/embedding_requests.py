@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from orca_master.bodies.absent_fields import EMBEDDING
-from orca_master.bodies.body import Body, Name, Priority
+from orca_master.bodies.body import Body, Name, Priority, RequestId
 from orca_master.bodies.prompts import Prompts
 from orca_master.bodies.truncation import PromptTokens, TruncationSide
 
@@ -23,3 +23,4 @@ class EmbeddingRequest(Body):
     priority: Priority = 0
     user: Name | None = None
     cache_salt: Name | None = None
+    request_id: RequestId | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from orca_master.bodies.absent_fields import CHAT, COMPLETION
-from orca_master.bodies.body import Body, Metadata, Name
+from orca_master.bodies.body import Body, Metadata, Name, RequestId
 from orca_master.bodies.lengths import (
     at_most,
     check_options,
@@ -59,6 +59,7 @@ class GenerationRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     truncate_prompt_tokens: PromptTokens | None = None
     truncation_side: TruncationSide = "left"
+    request_id: RequestId | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationRequest:
