@@ -155,13 +155,21 @@ class TextPart(Body):
     text: str
 
 
+TextContent = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)]
+
+
+class Prediction(Body):
+    """`prediction`: a text that the answer is expected to repeat."""
+
+    type: Literal["content"]
+    content: TextContent
+
+
 class ChatMessage(Body):
     """One message; all fields are passed to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)] | None = (
-        None
-    )
+    content: TextContent | None = None
     name: Name | None = None
     tool_calls: ToolCalls = []
     tool_call_id: Name | None = None
@@ -242,6 +250,8 @@ class ChatCompletionRequest(GenerationRequest):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] = "auto"
+    prediction: Annotated[Prediction | None, Field(exclude=True)] = None
+    """Has no effect: answers have the same tokens, and drafts are those of --speculative-tokens."""
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatCompletionRequest:
