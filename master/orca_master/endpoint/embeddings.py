@@ -135,14 +135,18 @@ def encoded(vector: array[float], encoding_format: Literal["float", "base64"]) -
     return f'"{base64.b64encode(vector.tobytes()).decode()}"'
 
 
+def longest_input(status: EngineStatus, most: int | None) -> int:
+    """Return the number of tokens that an input can have; `most`: see `check_inputs`."""
+    return status.longest if most is None else min(most, status.longest)
+
+
 def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus, most: int | None) -> None:
     """Raise RequestError for token ids or lengths that the model does not have, QueueFullError without room.
 
     `most`: tokens of an input, by a file of the model; None: those of the context.
     """
-    limit, origin = status.longest, ""
-    if most is not None and most < limit:
-        limit, origin = most, f" by max_seq_length of {FILE}"
+    limit = longest_input(status, most)
+    origin = f" by max_seq_length of {FILE}" if limit < status.longest else ""
     for tokens in inputs:
         if not tokens:
             raise RequestError("input: a text is empty: at least one token is needed", "input")
@@ -194,7 +198,7 @@ async def _inputs(body: EmbeddingRequest, endpoint: Endpoint, owner: str) -> lis
     ]
     if (wanted := body.truncate_prompt_tokens) is None:
         return inputs
-    longest = min(endpoint.engine.status.longest, codec.max_embedded_tokens or sys.maxsize)
+    longest = longest_input(endpoint.engine.status, codec.max_embedded_tokens)
     truncation = truncation_of(wanted, body.truncation_side, longest)
     before, after = codec.num_added if adds_tokens else (0, 0)
     return [truncation.cut(tokens, before, after + len(ending)) for tokens in inputs]
