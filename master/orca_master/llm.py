@@ -34,7 +34,6 @@ from orca_contract.model_choices import (
 from orca_contract.topology import AdapterSpec, ModelSpec
 from pydantic import ValidationError
 
-from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.validation import described
 from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
@@ -62,9 +61,9 @@ from orca_master.llm_messages import (
     chat_of,
     output_of,
     request_of,
-    text_and_tokens,
 )
 from orca_master.llm_progress import UseTqdm, prompts_display
+from orca_master.llm_prompts import PromptReader, listed, rendered
 from orca_master.loop_thread import LoopThread
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
@@ -176,26 +175,27 @@ class LLM:
         model: str | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Return one output per prompt, in order; raise RequestError, RuntimeError after `close`.
 
         `sampling_params` apply to all prompts, or are a sequence with one entry per prompt; by default, the parameters
         of the model's generation_config.json apply. `model`: name of the adapter for all prompts, or of the model's
-        folder; None: the model. `use_tqdm`: see UseTqdm.
+        folder; None: the model. `use_tqdm`: see UseTqdm; `tokenization_kwargs`: see TokenizationOptions.
         """
         self._check(model)
-        inputs = self._inputs(prompts, self._endpoint.codec.encode)
+        several, reader = listed(prompts), PromptReader(self._endpoint, tokenization_kwargs)
         given = SamplingParams(**self._endpoint.codec.sampling_defaults) if sampling_params is None else sampling_params
-        parameters = [given] * len(inputs) if isinstance(given, SamplingParams) else list(given)
-        if len(parameters) != len(inputs):
-            raise RequestError(f"sampling_params: {len(parameters)} for {len(inputs)} prompts", "sampling_params")
-        generations = [
-            self._generation(tokens, sampling, model) for (_, tokens), sampling in zip(inputs, parameters, strict=True)
-        ]
-        collected = self._loop.run(self._collect_all(generations, use_tqdm))
+        parameters = [given] * len(several) if isinstance(given, SamplingParams) else list(given)
+        if len(parameters) != len(several):
+            raise RequestError(f"sampling_params: {len(parameters)} for {len(several)} prompts", "sampling_params")
+        prepared = [self._generation(reader, *entry, model) for entry in zip(several, parameters, strict=True)]
+        collected = self._loop.run(self._collect_all([generation for _, generation in prepared], use_tqdm))
         texts = TokenTexts(self._endpoint.codec)
-        of_prompts = zip(inputs, collected, parameters, strict=True)
-        return [output_of(*prompt, choices, sampling, texts) for prompt, choices, sampling in of_prompts]
+        return [
+            output_of(text, list(generation.prompts[0]), choices, sampling, texts)
+            for (text, generation), choices, sampling in zip(prepared, collected, parameters, strict=True)
+        ]
 
     def chat(
         self,
@@ -205,6 +205,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Return an answer to each conversation, a list of messages with `role` and `content`, or to a single one.
 
@@ -213,17 +214,26 @@ class LLM:
         self._check(model)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         bodies = [chat_of(conversation, chat_template_kwargs or {}) for conversation in conversations]
-        return self.generate(self._loop.run(self._rendered(bodies)), sampling_params, model, use_tqdm=use_tqdm)
+        prompts = self._loop.run(rendered(self._endpoint, bodies))
+        return self.generate(
+            prompts, sampling_params, model, use_tqdm=use_tqdm, tokenization_kwargs=tokenization_kwargs
+        )
 
     def embed(
-        self, prompts: str | PromptDictionary | Sequence[Prompt], model: str | None = None, *, use_tqdm: UseTqdm = True
+        self,
+        prompts: str | PromptDictionary | Sequence[Prompt],
+        model: str | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return a vector of length 1 for each prompt, in order. Raises as `generate`."""
+        """Return a vector of length 1 for each prompt, in order. Parameters and errors are those of `generate`."""
         self._check(model)
-        inputs = self._inputs(prompts, self._endpoint.codec.encode_to_embed)
-        sums = self._loop.run(self._pooled([tokens for _, tokens in inputs], model, use_tqdm))
+        reader = PromptReader(self._endpoint, tokenization_kwargs, embeds=True)
+        inputs = [reader.read(prompt)[1] for prompt in listed(prompts)]
+        sums = self._loop.run(self._pooled(inputs, model, use_tqdm))
         vectors = [EmbeddingOutput(unit_vector(values).tolist()) for values in sums]
-        return [EmbeddingRequestOutput(tokens, vector) for (_, tokens), vector in zip(inputs, vectors, strict=True)]
+        return [EmbeddingRequestOutput(tokens, vector) for tokens, vector in zip(inputs, vectors, strict=True)]
 
     def close(self) -> None:
         """Stop engine and workers. Generations that still run end with an error."""
@@ -243,22 +253,6 @@ class LLM:
         if model is not None and model not in names:
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
 
-    def _inputs(
-        self, prompts: str | PromptDictionary | Sequence[Prompt], encode: Callable[[str], list[int]]
-    ) -> list[tuple[str | None, list[int]]]:
-        """Return the text, if any, and the tokens of each prompt."""
-        several: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        return [text_and_tokens(prompt, encode) for prompt in several]
-
-    async def _rendered(self, bodies: list[ChatCompletionRequest]) -> list[PromptDictionary]:
-        prompts: list[PromptDictionary] = []
-        for body in bodies:
-            text = await self._endpoint.template.render(body.messages, True, body.template_options)
-            # The template already contains the special tokens.
-            tokens = self._endpoint.codec.encode(text, add_special_tokens=False, name="messages")
-            prompts.append({"prompt": text, "prompt_token_ids": tokens})
-        return prompts
-
     async def _pooled(self, inputs: list[list[int]], model: str | None, use_tqdm: UseTqdm) -> list[array[float]]:
         if not inputs:
             return []
@@ -269,14 +263,18 @@ class LLM:
         with prompts_display(use_tqdm, len(inputs)) as note:
             return await EmbeddingRun(endpoint.engine, submissions, note).run()
 
-    def _generation(self, prompt: list[int], sampling: SamplingParams, model: str | None) -> Generation:
+    def _generation(
+        self, reader: PromptReader, prompt: Prompt, sampling: SamplingParams, model: str | None
+    ) -> tuple[str | None, Generation]:
+        """Return the prompt's text, if any, and the generation of its answer."""
         body = request_of(sampling, model)
-        most = body.max_tokens
+        most = max(1, body.min_tokens) if sampling.max_tokens is None else body.max_tokens
+        text, tokens = reader.read(prompt, most)
         if sampling.max_tokens is None:
-            room = self._endpoint.engine.status.longest - len(prompt)
-            most = room if room > 0 else max(1, body.min_tokens)  # the engine refuses the prompt's length
+            room = self._endpoint.engine.status.longest - len(tokens)
+            most = room if room > 0 else most  # the engine refuses the prompt's length
             check_min_tokens(body, most, ROOM)
-        return self._endpoint.generator.prepare("llm", body, [prompt], most, body.logprobs)
+        return text, self._endpoint.generator.prepare("llm", body, [tokens], most, body.logprobs)
 
     async def _collect_all(self, generations: list[Generation], use_tqdm: UseTqdm) -> list[list[list[Piece]]]:
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -18,7 +17,7 @@ from orca_master.bodies.openai_requests import ChatCompletionRequest, Completion
 from orca_master.bodies.validation import described
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts
-from orca_master.errors import ConfigurationError, RequestError
+from orca_master.errors import ConfigurationError
 
 
 class PromptDictionary(TypedDict, total=False):
@@ -123,21 +122,6 @@ def adapter_folders(lora_modules: Mapping[str, str | Path], model_name: str) -> 
         raise ConfigurationError(f"lora_modules: {refusal}")
     # Follows no links: the check of the files refuses a cycle of them.
     return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
-
-
-def text_and_tokens(prompt: Prompt, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
-    """Return a prompt's text, None without one, and its token ids; raise RequestError."""
-    fields: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
-    text: Any = prompt if isinstance(prompt, str) else fields.get("prompt")
-    ids = fields.get("prompt_token_ids") if isinstance(prompt, str | Mapping) else prompt
-    try:
-        if fields.keys() - PromptDictionary.__annotations__.keys() or (text is None and ids is None):
-            raise TypeError
-        return text, encode(text) if ids is None else array("I", ids).tolist()
-    except (TypeError, OverflowError):
-        raise RequestError(
-            "prompts: each is a text, a list of token ids, or a dictionary with prompt or prompt_token_ids", "prompts"
-        ) from None
 
 
 def request_of(sampling: SamplingParams, model: str | None) -> CompletionRequest:

@@ -272,3 +272,30 @@ def test_bodies_of_open_webui():
     assert len(requests["streams"]) + len(requests["tasks"]) > 5
     for body in [*({"stream": True, **body} for body in requests["streams"].values()), *requests["tasks"].values()]:
         assert check("chat", {"model": "m", **body}).messages
+
+
+@pytest.mark.parametrize("content", ["a", [], [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]])
+def test_a_predicted_output_is_accepted_and_goes_no_further(content):
+    """Not into a journal, for one: it has no effect."""
+    checked = check("chat", {"messages": [MESSAGE], "prediction": {"type": "content", "content": content}})
+    assert "prediction" not in checked.model_dump(exclude_unset=True)
+    check("chat", {"messages": [MESSAGE], "prediction": None})
+
+
+@pytest.mark.parametrize(
+    ("prediction", "words"),
+    [
+        ("def f():", "prediction: Input should be"),
+        ({"type": "content"}, "prediction.content: Field required"),
+        ({"content": "a"}, "prediction.type: Field required"),
+        ({"type": "text", "content": "a"}, "prediction.type: Input should be 'content'"),
+        ({"type": "content", "content": None}, "prediction.content: Input should be"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content.0.type: Input should be 'text'"),
+        ({"type": "content", "content": "a", "more": 1}, "prediction.more: this field is unknown"),
+    ],
+)
+def test_the_form_of_a_predicted_output_is_checked(prediction, words):
+    with pytest.raises(RequestError) as refused:
+        check("chat", {"messages": [MESSAGE], "prediction": prediction})
+    assert str(refused.value).startswith(words)
+    assert refused.value.field == "prediction"

@@ -117,3 +117,17 @@ def test_an_answer_whose_reasoning_is_not_known_is_whole(tmp_path):
         assert (choice.message.content, len(choice.token_ids)) == ("two", 4)
 
     play(scripted(tmp_path, "two"), scene)
+
+
+def test_reasoning_that_is_left_out_precedes_an_answer_with_a_grammar(tmp_path):
+    """Hiding it changes no token. vLLM's grammar holds from the first token on then (docs/how-to)."""
+    made = scripted(tmp_path, THOUGHT, reasoning_parser="qwen3")
+
+    async def scene(client: Any) -> None:
+        for hidden in ({}, {"include_reasoning": False}):
+            fields: Any = {"extra_body": {"structured_outputs": {"choice": ["two"]}, **hidden}}
+            answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, **fields)
+            assert answer.choices[0].message.content == "two"
+            assert made.engine.submissions[-1].grammar.reasoning == "qwen3"
+
+    play(made, scene)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import logging
 import re
+from typing import Any
 
 import httpx
 import pytest
+from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.validation import check_body
 from orca_master.endpoint.api_keys import digest
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.middleware import REQUEST_ID, UNKNOWN_ROUTE
+from orca_master.errors import RequestError
 from support.scripted_engine import END, MODEL, Scripted, make_model
 
 CHAT = "/v1/chat/completions"
@@ -178,3 +183,42 @@ def test_a_compressed_body_is_refused_on_all_routes(tmp_path, coding):
             assert sound.status_code == 200
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("header", "of_body", "expected"),
+    [
+        (None, "mine.1-a_B", "mine.1-a_B"),
+        ("first", "mine", "first"),
+        ("a b", "mine", "mine"),
+        (None, None, "[0-9a-f]{32}"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/v1/embeddings"])
+def test_a_request_has_the_id_of_its_header_else_of_its_body(tmp_path, caplog, path, header, of_body, expected):
+    """In the response, also a refusing one, and in the log. vLLM, too, prefers the header."""
+
+    body: dict[str, Any] = {"prompt": "a"} if path == "/v1/completions" else MESSAGE if path == CHAT else {"input": "a"}
+    headers = {} if header is None else {REQUEST_ID: header}
+
+    async def run() -> None:
+        scripted = Scripted(make_model(tmp_path, "{{ messages[0].content }}"), END, log_requests=True)
+        transport = httpx.ASGITransport(create_app(scripted.endpoint))
+        async with scripted.template, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for model, status in ((MODEL, 200), ("other", 404)):
+                sent = {**body, "request_id": of_body, "model": model}
+                answer = await client.post(path, json=sent, headers=headers)
+                assert answer.status_code == status
+                assert re.fullmatch(expected, answer.headers[REQUEST_ID])
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(run(), 60))
+    assert len(re.findall(rf"POST {path} (?:200|404) .* id {expected}$", caplog.text, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("request_id", ["a b", "", "a" * 129, "é", 1, "a\n"])
+def test_an_id_that_the_log_cannot_have_is_refused(request_id):
+    for kind, prompt in (("completion", {"prompt": "a"}), ("chat", MESSAGE), ("embedding", {"input": "a"})):
+        with pytest.raises(RequestError, match=r"^request_id: ") as refused:
+            check_body(kind, json.dumps({**prompt, "request_id": request_id}).encode(), Lengths())
+        assert refused.value.field == "request_id"

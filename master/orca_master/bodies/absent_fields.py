@@ -24,9 +24,7 @@ AbsentFields = Mapping[str, AbsentField]
 
 _IDS = AbsentField("is not supported: send return_token_ids: true", (False,))
 _PROMPT: AbsentFields = {
-    "truncate_prompt_tokens": AbsentField("prompts are not cut: send a shorter one"),
     "mm_processor_kwargs": AbsentField("prompts are texts", ({},)),
-    "request_id": AbsentField("send the header X-Request-Id"),
     "kv_transfer_params": AbsentField("K/V blocks are not moved between servers", ({},)),
     "vllm_xargs": AbsentField("this server has no extensions", ({},)),
 }
@@ -64,6 +62,8 @@ RESPONSE: AbsentFields = {
     "prompt": AbsentField("prompt templates are not stored: send instructions and input", ({}, False)),
     "max_tool_calls": AbsentField("limits built-in tools, which this server does not have", (False,)),
     "include_reasoning": AbsentField("only true is supported", (True,)),
+    "request_id": AbsentField("send the header X-Request-Id"),
+    "truncate_prompt_tokens": AbsentField("the input is not cut: send a shorter one"),
     "enable_response_messages": AbsentField("is not supported: send a chat with return_token_ids: true", (False,)),
 }
 EMBEDDING: AbsentFields = {

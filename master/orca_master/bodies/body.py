@@ -23,6 +23,9 @@ Metadata = Annotated[
     at_most(MAX_METADATA),
 ]
 """Texts of a client that are returned with an object, by name."""
+REQUEST_ID_PATTERN = "^[A-Za-z0-9_.-]{1,128}$"
+RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN)]
+"""A client's name for a request, in place of the header X-Request-Id."""
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """Priority of a request under `--scheduling-policy priority`: a smaller one is served earlier."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from orca_master.bodies.absent_fields import EMBEDDING
-from orca_master.bodies.body import Body, Name, Priority
+from orca_master.bodies.body import Body, Name, Priority, RequestId
 from orca_master.bodies.prompts import Prompts
+from orca_master.bodies.truncation import PromptTokens, TruncationSide
 
 
 class EmbeddingRequest(Body):
@@ -14,9 +15,12 @@ class EmbeddingRequest(Body):
 
     absent = EMBEDDING
     model: Name | None = None
+    truncate_prompt_tokens: PromptTokens | None = None
+    truncation_side: TruncationSide = "right"
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     add_special_tokens: bool = True
     priority: Priority = 0
     user: Name | None = None
     cache_salt: Name | None = None
+    request_id: RequestId | None = None

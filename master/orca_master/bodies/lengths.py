@@ -102,7 +102,8 @@ def _refuse_longer(value: Any, limit: int, kinds: dict[type, str], unit: str) ->
 
 
 def _within_context(value: Any, info: ValidationInfo) -> Any:
-    if isinstance(value, Sized):
+    """Check the number of token ids, unless a field that was validated before has the prompt cut."""
+    if isinstance(value, Sized) and (info.data or {}).get("truncate_prompt_tokens") is None:
         Lengths.of(info).check_tokens(len(value))
     return value
 

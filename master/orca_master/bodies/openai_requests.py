@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from orca_master.bodies.absent_fields import CHAT, COMPLETION
-from orca_master.bodies.body import Body, Metadata, Name
+from orca_master.bodies.body import Body, Metadata, Name, RequestId
 from orca_master.bodies.lengths import (
     at_most,
     check_options,
@@ -22,6 +22,7 @@ from orca_master.bodies.prompts import Prompts
 from orca_master.bodies.sampling_fields import MAX_COUNT, SamplingFields
 from orca_master.bodies.structured_outputs import ResponseFormat, grammar_of
 from orca_master.bodies.tools import NamedTool, ToolCalls, ToolList
+from orca_master.bodies.truncation import PromptTokens, TruncationSide
 from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 
@@ -56,6 +57,9 @@ class GenerationRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     user: Name | None = None
     response_format: ResponseFormat | None = None
+    truncate_prompt_tokens: PromptTokens | None = None
+    truncation_side: TruncationSide = "left"
+    request_id: RequestId | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerationRequest:
@@ -151,13 +155,21 @@ class TextPart(Body):
     text: str
 
 
+TextContent = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)]
+
+
+class Prediction(Body):
+    """`prediction`: a text that the answer is expected to repeat."""
+
+    type: Literal["content"]
+    content: TextContent
+
+
 class ChatMessage(Body):
     """One message; all fields are passed to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), at_most(MAX_PARTS)] | None = (
-        None
-    )
+    content: TextContent | None = None
     name: Name | None = None
     tool_calls: ToolCalls = []
     tool_call_id: Name | None = None
@@ -238,6 +250,8 @@ class ChatCompletionRequest(GenerationRequest):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] = "auto"
+    prediction: Annotated[Prediction | None, Field(exclude=True)] = None
+    """Has no effect: answers have the same tokens, and drafts are those of --speculative-tokens."""
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> ChatCompletionRequest:

@@ -33,6 +33,7 @@ from orca_master.endpoint.openai_answers import (
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
+from orca_master.endpoint.truncation import truncation_of
 from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
@@ -247,7 +248,7 @@ async def rendered(
     return await endpoint.template.render(body.messages, body.add_generation_prompt, options, tools, caller)
 
 
-def room_after(endpoint: Endpoint, prompt: list[int]) -> int:
+def room_after(endpoint: Endpoint, prompt: Sequence[int]) -> int:
     """Return the number of tokens that an answer can have after a prompt; raise RequestError if it is 0."""
     status = endpoint.engine.status
     room = status.longest - len(prompt)
@@ -265,8 +266,11 @@ async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, reque
     """Render and check a conversation, and return the generation of its next message, with an id after `prefix`."""
     owner, limit = owner_of(request), endpoint.time_limit(request)
     async with limit.applied():
-        prompt = await chat_prompt(endpoint, body, owner)
+        prompt: Sequence[int] = await chat_prompt(endpoint, body, owner)
     max_tokens = body.max_completion_tokens or body.max_tokens
+    if (wanted := body.truncate_prompt_tokens) is not None:
+        num_answer = max_tokens or max(1, body.min_tokens)
+        prompt = truncation_of(wanted, body.truncation_side, endpoint.engine.status.longest, num_answer).cut(prompt)
     if max_tokens is None:  # as in vLLM
         room = room_after(endpoint, prompt)
         max_tokens = min(room, endpoint.codec.max_new_tokens or room)

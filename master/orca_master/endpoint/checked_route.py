@@ -17,7 +17,7 @@ from orca_master.bodies.body_budget import MAX_BYTES, BodyBudget
 from orca_master.bodies.body_checker import SMALL_BYTES
 from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, unless_gone
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.middleware import owner_of
+from orca_master.endpoint.middleware import CLIENTS_ID, owner_of
 from orca_master.errors import RequestError
 
 KIND_OF_PATH = {
@@ -68,6 +68,8 @@ def checked_route(endpoint: Endpoint) -> type[APIRoute]:
                     if checked is None:
                         return Response(status_code=CLIENT_CLOSED_REQUEST)
                     body.clear()
+                if (request_id := getattr(checked, "request_id", None)) is not None:
+                    request.scope.setdefault(CLIENTS_ID, request_id)
                 checked = endpoint.with_defaults(checked)
                 answer = await self.endpoint(checked, *((request,) if wants_request else ()))
                 return answer if isinstance(answer, Response) else JSONResponse(jsonable_encoder(answer))

@@ -24,6 +24,7 @@ from orca_master.endpoint.prompt_logprobs import (
 )
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
+from orca_master.endpoint.truncation import truncation_of
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -135,8 +136,10 @@ class CompletionFormat:
         return self._echo
 
     def _text_of(self, generation: Generation, index: int) -> str | None:
-        """Return the prompt as the client sent it, None for token ids."""
-        return None if self._body.texts is None else self._body.texts[index // generation.choices_per_prompt]
+        """Return the prompt as the client sent it, None for token ids and for texts of which tokens may be removed."""
+        if self._body.texts is None or self._body.truncate_prompt_tokens is not None:
+            return None
+        return self._body.texts[index // generation.choices_per_prompt]
 
     def _prompt_lists(
         self, generation: Generation, index: int, found: pb.PromptLogprobs
@@ -177,11 +180,16 @@ class CompletionFormat:
 
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
-    """Return the prompts as token ids; raise RequestError without a tokenizer."""
-    if body.texts is not None:
-        return [await endpoint.encode(text, "prompt", owner, body.add_special_tokens) for text in body.texts]
+    """Return the prompts as token ids, cut as the body says; raise RequestError without a tokenizer."""
     prompts = [body.prompt] if isinstance(body.prompt[0], int) else body.prompt
-    return cast("list[Sequence[int]]", prompts)
+    tokens = cast("list[Sequence[int]]", prompts)
+    if body.texts is not None:
+        tokens = [await endpoint.encode(text, "prompt", owner, body.add_special_tokens) for text in body.texts]
+    if (wanted := body.truncate_prompt_tokens) is None:
+        return tokens
+    truncation = truncation_of(wanted, body.truncation_side, endpoint.engine.status.longest, max(1, body.max_tokens))
+    added = endpoint.codec.num_added if body.texts is not None and body.add_special_tokens else (0, 0)
+    return [truncation.cut(prompt, *added) for prompt in tokens]
 
 
 def add_completions(app: FastAPI, endpoint: Endpoint) -> None:

@@ -28,6 +28,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import check_token_ids, salt_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.request_deadline import TimeLimit
+from orca_master.endpoint.truncation import truncation_of
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.request_limits import check_together
@@ -134,14 +135,18 @@ def encoded(vector: array[float], encoding_format: Literal["float", "base64"]) -
     return f'"{base64.b64encode(vector.tobytes()).decode()}"'
 
 
+def longest_input(status: EngineStatus, most: int | None) -> int:
+    """Return the number of tokens that an input can have; `most`: see `check_inputs`."""
+    return status.longest if most is None else min(most, status.longest)
+
+
 def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus, most: int | None) -> None:
     """Raise RequestError for token ids or lengths that the model does not have, QueueFullError without room.
 
     `most`: tokens of an input, by a file of the model; None: those of the context.
     """
-    limit, origin = status.longest, ""
-    if most is not None and most < limit:
-        limit, origin = most, f" by max_seq_length of {FILE}"
+    limit = longest_input(status, most)
+    origin = f" by max_seq_length of {FILE}" if limit < status.longest else ""
     for tokens in inputs:
         if not tokens:
             raise RequestError("input: a text is empty: at least one token is needed", "input")
@@ -180,15 +185,23 @@ def submissions_of(
 
 
 async def _inputs(body: EmbeddingRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
-    """Return the inputs as token ids; raise RequestError without a tokenizer."""
+    """Return the inputs as token ids, cut as the body says; raise RequestError without a tokenizer."""
+    codec = endpoint.codec
     entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
-    ending = endpoint.codec.ending if body.add_special_tokens else []
-    return [
+    adds_tokens = body.add_special_tokens and isinstance(entries[0], str)
+    ending = codec.ending if adds_tokens else []
+    inputs = [
         await endpoint.encode(entry, "input", owner, body.add_special_tokens) + ending
         if isinstance(entry, str)
         else cast("Sequence[int]", entry)
         for entry in entries
     ]
+    if (wanted := body.truncate_prompt_tokens) is None:
+        return inputs
+    longest = longest_input(endpoint.engine.status, codec.max_embedded_tokens)
+    truncation = truncation_of(wanted, body.truncation_side, longest)
+    before, after = codec.num_added if adds_tokens else (0, 0)
+    return [truncation.cut(tokens, before, after + len(ending)) for tokens in inputs]
 
 
 async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, limit: TimeLimit) -> bytes:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orca_master.bodies.body import REQUEST_ID_PATTERN
 from orca_master.endpoint.api_keys import KeyRing, digest
 from orca_master.endpoint.request_deadline import ARRIVAL
 from orca_master.endpoint.responding import error_response
@@ -25,7 +26,9 @@ OPEN_PATHS = frozenset(
 )
 """Paths without API key and log line: for kubelets, monitoring and documentation."""
 REQUEST_ID = "X-Request-Id"
-VALID_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+VALID_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+CLIENTS_ID = "orca.request_id"
+"""Key of a request's scope: its id by the client, of its header or else of its body; absent without one."""
 MAX_LOGGED_PATH = 256
 MESSAGES = "/v1/messages"
 """Anthropic's routes: this path and those below it."""
@@ -60,8 +63,9 @@ def template_of(scope: Scope) -> str:
 
 
 class RequestIds:
-    """Uses a valid `X-Request-Id` of the request or creates one, returns it, and logs each request at its end.
+    """Names each request, returns its id as `X-Request-Id`, and logs each request at its end.
 
+    The id is that of a valid `X-Request-Id` of the request, else that of its body, else a new one.
     `note` is called with the route and the status of each response, before the client has the response.
     """
 
@@ -76,7 +80,9 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         header = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = header if VALID_REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
+        if VALID_REQUEST_ID.fullmatch(header):
+            scope[CLIENTS_ID] = header
+        new_id = uuid.uuid4().hex
         started = scope[ARRIVAL] = time.monotonic()
         status = 0
 
@@ -84,7 +90,7 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                MutableHeaders(scope=message)[REQUEST_ID] = scope.get(CLIENTS_ID, new_id)
                 self._note(template_of(scope), status)
             await send(message)
 
@@ -95,6 +101,7 @@ class RequestIds:
                 seconds = time.monotonic() - started
                 # Percent-encoded as sent: a decoded path could contain blanks and imitate the rest of the line.
                 path = scope["raw_path"].decode("latin-1")[:MAX_LOGGED_PATH]
+                request_id = scope.get(CLIENTS_ID, new_id)
                 logger.info("%s %s %d %.3f s id %s", scope["method"], path, status, seconds, request_id)
 
 

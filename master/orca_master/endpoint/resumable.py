@@ -26,7 +26,7 @@ from orca_master.text.reasoning import BEGIN
 
 logger = logging.getLogger(__name__)
 
-NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user"}
+NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user", "request_id"}
 """Fields of bodies that no response needs once the prompts are token ids, except the texts of prompts with `echo`."""
 MAX_PROMPT_LOGPROBS = 2**14
 """Most log probabilities of a request's prompts, about 150 KB of the journal: a few requests with as many as a response

@@ -109,6 +109,15 @@ class TextCodec:
         with errors_as(RequestError, "the model's tokenizer fails on this text: "):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    @property
+    def num_added(self) -> tuple[int, int]:
+        """Number of special tokens that `encode` adds before a text, and after it; raises RequestError."""
+        if self._tokenizer is None:
+            return 0, 0
+        with errors_as(RequestError, "the model's tokenizer fails on a text: "):
+            mask = self._tokenizer.encode("a").special_tokens_mask
+        return (mask.index(0), mask[::-1].index(0)) if 0 in mask else (0, 0)
+
     def encode_to_embed(self, text: str) -> list[int]:
         """Return the token ids of a text that is embedded; raise as `encode`."""
         return self.encode(text) + self.ending
