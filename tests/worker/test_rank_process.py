@@ -148,6 +148,19 @@ def test_before_its_first_reply_a_rank_is_killed_only_if_a_signal_has_stopped_it
     asyncio.run(run())
 
 
+def test_a_load_that_is_cancelled_when_its_progress_arrives_ends():
+    async def run() -> None:
+        async with scripted(silent="load") as (rank, _), asyncio.timeout(60):
+            loading = asyncio.create_task(rank.ask(COMMANDS["load"], 1000))
+            await asyncio.sleep(0)
+            rank._take(pb.RankReply(load=pb.LoadProgress(loaded_bytes=1), number=1))
+            loading.cancel()
+            await asyncio.wait({loading})
+            assert loading.cancelled()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_an_answer_of_another_kind_is_a_fault(kind):
     async def run() -> None:

@@ -190,7 +190,9 @@ class RankProcess:
         deadline, stopped = clock() + timeout, 0
         while (left := deadline - clock()) > 0:
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(queue.get(), left if kind == "ping" else min(left, PING_INTERVAL))
+                # Not `wait_for`: in Python 3.11 it drops a cancellation that comes with the reply.
+                async with asyncio.timeout(left if kind == "ping" else min(left, PING_INTERVAL)):
+                    return await queue.get()
             if kind == "ping" or deadline - clock() < LIFE_SECONDS:
                 continue
             if self._has_replied:
