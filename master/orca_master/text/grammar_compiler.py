@@ -201,7 +201,7 @@ class GrammarCompiler:
             await self._end()
             raise EngineUnavailableError("the process that compiles grammars has ended or does not answer")
         if "unavailable" in answer:
-            raise EngineUnavailableError(f"no process can be started to compile a grammar: {answer['unavailable']}")
+            raise EngineUnavailableError(f"the grammar is not compiled: {answer['unavailable']}")
         return answer
 
     async def _started(self) -> asyncio.subprocess.Process | None:
