@@ -297,6 +297,33 @@ def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
     asyncio.run(run())
 
 
+def test_a_process_that_a_rank_leaves_behind_delays_no_report_of_its_end(tmp_path, monkeypatch):
+    """It has the rank's standard error."""
+    monkeypatch.setattr(rank_process, "EXIT_SECONDS", 1000.0)
+    program = """
+import os, subprocess, sys, time
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(str(left.pid))
+os.close(int(sys.argv[3]))
+time.sleep(0.3)  # the end of the socket is noticed first
+os._exit(3)
+"""
+    left = tmp_path / "left"
+
+    async def run() -> None:
+        command = (sys.executable, "-c", program, str(left))
+        rank = await RankProcess.spawn({}, command, lambda _: None, lambda _: None, nothing_asked)
+        try:
+            with pytest.raises(FaultError, match="rank 0 ended: exit code 3"):
+                async with asyncio.timeout(60):
+                    await rank.ask(COMMANDS["prepare"], 1000)
+        finally:
+            os.kill(int(left.read_text()), signal.SIGKILL)
+            await rank.end()
+
+    asyncio.run(run())
+
+
 ITERATION = pb.RankCommand(iteration=pb.Iteration(epoch=3, sequence=1).SerializeToString())
 
 
