@@ -189,6 +189,20 @@ def test_an_overrun_is_refused_alone_and_the_process_replaced(tmp_path):
     assert (one, two, after) == ("one", "two", "after")
 
 
+def test_the_kill_of_the_process_is_no_fault_of_the_request(tmp_path):
+    """By the kernel for lack of memory, for example."""
+
+    async def run() -> None:
+        async with template(tmp_path, "{{ messages[0].content }}") as made:
+            assert made._process is not None
+            made._process.kill()
+            with pytest.raises(EngineUnavailableError, match="process was killed"):
+                await made.render(MESSAGES, False, {})
+            assert await made.render(MESSAGES, False, {}) == MESSAGES[0].text
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "name",
     ["messages", "add_generation_prompt", "raise_exception", "bos_token", "range", "namespace", "chat_template",

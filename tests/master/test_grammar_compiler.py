@@ -292,6 +292,18 @@ def test_the_end_of_the_process_ends_no_accepted_request(tmp_path, monkeypatch):
     play(tmp_path, scene)
 
 
+def test_a_tokenizer_that_was_replaced_is_the_reason_why_nothing_is_compiled(tmp_path):
+    """The process reads it again when it is started."""
+
+    async def scene(compiler: Counting) -> None:
+        (tmp_path / "tokenizer.json").write_text("{}")
+        with pytest.raises(EngineUnavailableError, match="cannot use the tokenizer: structured output does not"):
+            await compiler.compile(Grammar(REGEX, "a"), VOCABULARY)
+        assert compiler._process is None
+
+    play(tmp_path, scene)
+
+
 def test_a_key_has_half_of_the_requests_that_wait(tmp_path, monkeypatch):
     """Those with equal grammars, which are compiled once, are counted, too."""
 

@@ -40,13 +40,20 @@ def abort_without_traceback() -> None:
 
 @pytest.mark.parametrize(
     "end",
-    [abort_without_traceback, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(0)],
+    [abort_without_traceback, lambda: os.kill(os.getpid(), signal.SIGPROF), lambda: os._exit(0)],
 )
 def test_a_child_that_ends_early_leaves_an_empty_answer(tmp_path, monkeypatch, end):
     tokenizer, _ = grammar_process.load_tokenizer(write_model(tmp_path, 300))
     assert "grammar" in answer_of(grammar_process.answer_in_child(tokenizer, CONTENT))
     monkeypatch.setattr(grammar_process, "answer", lambda tokenizer, frame: end())
     assert answer_of(grammar_process.answer_in_child(tokenizer, CONTENT)) == {}
+
+
+def test_the_kill_of_a_child_is_not_the_fault_of_the_grammar(tmp_path, monkeypatch):
+    tokenizer, _ = grammar_process.load_tokenizer(write_model(tmp_path, 300))
+    monkeypatch.setattr(grammar_process, "answer", lambda tokenizer, frame: os.kill(os.getpid(), signal.SIGKILL))
+    refusal = {"unavailable": "the process was killed by SIGKILL"}
+    assert answer_of(grammar_process.answer_in_child(tokenizer, CONTENT)) == refusal
 
 
 def test_an_answer_may_be_larger_than_a_pipe(tmp_path, monkeypatch):
@@ -65,7 +72,7 @@ def test_a_system_without_further_processes_is_not_the_fault_of_the_grammar(tmp_
     with monkeypatch.context() as patched:
         patched.setattr(os, "fork", fork)
         refusal = answer_of(grammar_process.answer_in_child(tokenizer, CONTENT))
-    assert refusal == {"unavailable": "Resource temporarily unavailable"}
+    assert refusal == {"unavailable": "no process can be started: Resource temporarily unavailable"}
 
     async def scene() -> None:
         compiler = GrammarCompiler(tmp_path, lambda _: None)
@@ -75,7 +82,7 @@ def test_a_system_without_further_processes_is_not_the_fault_of_the_grammar(tmp_
             return {} if frame is None else refusal
 
         monkeypatch.setattr(grammar_compiler, "_ask", ask)
-        with pytest.raises(EngineUnavailableError, match="to compile a grammar: Resource temporarily unavailable"):
+        with pytest.raises(EngineUnavailableError, match="not compiled: no process can be started: Resource"):
             await compiler.compile(Grammar(GrammarKind.REGEX, "a"), 300)
         await compiler.close()
 

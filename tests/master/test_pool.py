@@ -31,7 +31,9 @@ class Process:
 
 def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, tmp_path, caplog):
     """Of memory or processes there may be enough a moment later; the server does not end."""
-    failures, started = [OSError(11, "Resource temporarily unavailable")] * 2, []
+    no_thread = RuntimeError("can't start new thread")  # for asyncio's wait for the process
+    failures: list[Exception] = [OSError(11, "Resource temporarily unavailable"), no_thread]
+    started: list[Process] = []
 
     async def create(*_command: str, **_options: Any) -> Process:
         if failures:

@@ -82,3 +82,32 @@ def test_a_caller_that_is_cancelled_stays_cancelled(tmp_path):
             await task
 
     play(tmp_path, scene)
+
+
+class Loading:
+    """The stream of a Load that reports progress when a test says so, and never ends."""
+
+    def __init__(self) -> None:
+        self._progress = asyncio.Queue[pb.LoadProgress]()
+        self.is_read = asyncio.Event()
+
+    def report(self) -> None:
+        self._progress.put_nowait(pb.LoadProgress(loaded_bytes=1, total_bytes=2))
+
+    async def read(self) -> pb.LoadProgress:
+        self.is_read.set()
+        return await self._progress.get()
+
+
+def test_a_load_that_is_cancelled_when_its_progress_arrives_ends(tmp_path):
+    async def scene(connection: WorkerConnection, _: SilentWorker) -> None:
+        stream = Loading()
+        connection._stub.Load = lambda request: stream
+        task = asyncio.ensure_future(connection.load(pb.LoadRequest(), lambda *_: None))
+        await stream.is_read.wait()
+        stream.report()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    play(tmp_path, scene)

@@ -56,6 +56,19 @@ def test_a_stream_of_a_faster_neighbour_waits_until_the_epoch_is_formed():
     run(scene)
 
 
+def test_a_stream_that_its_caller_cancels_when_the_epoch_is_formed_ends():
+    async def scene(current):
+        await current.prepare(3)
+        waiting = asyncio.create_task(current.formed("3"))
+        await asyncio.sleep(0)
+        await current.begin(Epoch(3, 0, None, True))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(scene)
+
+
 def test_a_worker_serves_a_master_while_its_stream_is_open():
     async def scene(current):
         await current.prepare(3, "a")

@@ -148,6 +148,19 @@ def test_before_its_first_reply_a_rank_is_killed_only_if_a_signal_has_stopped_it
     asyncio.run(run())
 
 
+def test_a_load_that_is_cancelled_when_its_progress_arrives_ends():
+    async def run() -> None:
+        async with scripted(silent="load") as (rank, _), asyncio.timeout(60):
+            loading = asyncio.create_task(rank.ask(COMMANDS["load"], 1000))
+            await asyncio.sleep(0)
+            rank._take(pb.RankReply(load=pb.LoadProgress(loaded_bytes=1), number=1))
+            loading.cancel()
+            await asyncio.wait({loading})
+            assert loading.cancelled()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_an_answer_of_another_kind_is_a_fault(kind):
     async def run() -> None:
@@ -280,6 +293,33 @@ def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
         await rank.end()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_a_rank_leaves_behind_delays_no_report_of_its_end(tmp_path, monkeypatch):
+    """It has the rank's standard error."""
+    monkeypatch.setattr(rank_process, "EXIT_SECONDS", 1000.0)
+    program = """
+import os, subprocess, sys, time
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(str(left.pid))
+os.close(int(sys.argv[3]))
+time.sleep(0.3)  # the end of the socket is noticed first
+os._exit(3)
+"""
+    left = tmp_path / "left"
+
+    async def run() -> None:
+        command = (sys.executable, "-c", program, str(left))
+        rank = await RankProcess.spawn({}, command, lambda _: None, lambda _: None, nothing_asked)
+        try:
+            with pytest.raises(FaultError, match="rank 0 ended: exit code 3"):
+                async with asyncio.timeout(60):
+                    await rank.ask(COMMANDS["prepare"], 1000)
+        finally:
+            os.kill(int(left.read_text()), signal.SIGKILL)
+            await rank.end()
 
     asyncio.run(run())
 

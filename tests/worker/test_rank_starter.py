@@ -97,6 +97,31 @@ def test_another_process_is_started_if_the_spare_does_not_fit(spoiled):
     asyncio.run(run())
 
 
+def test_a_load_that_is_cancelled_leaves_the_spare_to_the_next_one():
+    """While it waits for the spare's sign of life."""
+
+    async def run() -> None:
+        async with starter() as (made, _):
+            made.prepare_spare(START)
+            pid = await spare_pid(made)
+            assert made._spare is not None
+            spare = made._spare[1]
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                starting = asyncio.create_task(made.start(0, START))
+                while not spare._waiting:
+                    await asyncio.sleep(0.01)
+                starting.cancel()
+                await asyncio.wait({starting})
+                os.kill(pid, signal.SIGCONT)
+                rank = await made.start(0, START)
+                assert rank is spare
+            finally:
+                await spare.end()
+
+    asyncio.run(run())
+
+
 def test_a_start_does_not_wait_for_a_spare_that_is_not_due(monkeypatch):
     monkeypatch.setattr(rank_starter, "SPARE_DELAY", 1000.0)
 

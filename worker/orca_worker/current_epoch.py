@@ -79,8 +79,8 @@ class CurrentEpoch:
             raise EpochError(f"epoch {number or 'none'} is not the current one, {self.highest}")
         async with self._formed:
             with contextlib.suppress(TimeoutError):
-                formed = self._formed.wait_for(lambda: self.running is not None)
-                await asyncio.wait_for(formed, deadlines.NEIGHBOUR_FORMED_SECONDS)
+                async with asyncio.timeout(deadlines.NEIGHBOUR_FORMED_SECONDS):
+                    await self._formed.wait_for(lambda: self.running is not None)
         if self.running is None or number != str(self.running.number):
             raise EpochError(f"epoch {number} was not formed")
         return self.running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections import deque
 
@@ -21,4 +22,5 @@ async def copy_lines(stream: asyncio.StreamReader | None, last: deque[str]) -> N
             return
         text = line.decode(errors="replace").rstrip()
         last.append(text)
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk, or a reader that has ended: as logging, go on without
+            print(text, file=sys.stderr, flush=True)

@@ -140,12 +140,13 @@ class PartitionLoader:
                 self.facts = self.request = None
                 starts = rank_starts(request, self._rank_command, self._may_pin)
                 kept = await previous.keep(starts)
+                if kept is not None:
+                    self.ranks = kept
             finally:
                 await asyncio.shield(previous.end())  # no-op if `keep` has taken over the processes
             if kept is None:
-                kept = await Ranks.spawn(starts, request.partition, self._starter)
-            self.ranks = kept
-        return kept
+                self.ranks = await Ranks.spawn(starts, request.partition, self._starter)
+            return self.ranks
 
     async def _load(
         self, ranks: Ranks, request: pb.LoadRequest, digest: str, files: Mapping[str, str]

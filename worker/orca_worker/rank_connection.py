@@ -22,7 +22,10 @@ READ_BYTES = 1 << 16
 
 
 class RankConnection(asyncio.Protocol):
-    """One connection, which `open` opens. `take` gets each reply, also after `close` until all commands are written."""
+    """One connection, which `open` opens. `take` gets each reply that comes before `close`.
+
+    If the connection breaks after `close`, with commands unwritten, it gets the rest, too.
+    """
 
     def __init__(self, connection: socket.socket, take: Callable[[pb.RankReply], None]) -> None:
         self._socket = connection
@@ -40,7 +43,7 @@ class RankConnection(asyncio.Protocol):
         self._transport.write(encode(command))
 
     def close(self) -> None:
-        """Close the connection when all commands are written."""
+        """Close the connection when all commands are written; read no more replies."""
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

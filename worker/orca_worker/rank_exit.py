@@ -1,7 +1,11 @@
-"""`RankExit`: why a rank process has ended, from its exit code, its last lines and the container's memory."""
+"""`RankExit`: why a rank process has ended, from its exit code, its last lines and the container's memory.
+
+`exit_code` waits for the end.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +13,8 @@ from dataclasses import dataclass
 from orca_protos.exit_code import describe_exit, is_sent
 
 from orca_worker.cgroup import memory_limit, oom_kills
+
+POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,18 @@ class RankExit:
     message: str
     out_of_memory: bool = False
     outside: bool = False
+
+
+async def exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
+    """Wait for the exit of a process, and return its exit code; None if it runs on for `seconds`.
+
+    `process.wait` would also wait for all other processes that have its standard error.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    while process.returncode is None and clock() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+    return process.returncode
 
 
 def explain_exit(code: int, oom_kills_before: int, last_lines: Iterable[str]) -> RankExit:

@@ -27,13 +27,15 @@ from orca_worker.cgroup import oom_kills
 from orca_worker.errors import FaultError, ModelError
 from orca_worker.last_lines import LAST_LINES, copy_lines
 from orca_worker.rank_connection import RankConnection
-from orca_worker.rank_exit import RankExit, explain_exit
+from orca_worker.rank_exit import RankExit, exit_code, explain_exit
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's rendezvous request; never raises."""
 RANK_COMMAND = bound_command("orca_worker.rank")
 PING = pb.RankCommand(ping=pb.PingRequest())
 EXIT_SECONDS = 5.0
+LINES_SECONDS = 1.0
+"""How long the last lines of standard error may take after the exit: another process may have it open."""
 DEFAULTS = {"THP_MEM_ALLOC_ENABLE": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
 """Variables that the environment may override. THP_MEM_ALLOC_ENABLE makes torch use huge pages: reading scattered K/V
 blocks takes a fifth less time on the CPU. OPENBLAS_THREAD_TIMEOUT is the shortest: the threads that numpy's BLAS starts
@@ -190,7 +192,9 @@ class RankProcess:
         deadline, stopped = clock() + timeout, 0
         while (left := deadline - clock()) > 0:
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(queue.get(), left if kind == "ping" else min(left, PING_INTERVAL))
+                # Not `wait_for`: in Python 3.11 it drops a cancellation that comes with the reply.
+                async with asyncio.timeout(left if kind == "ping" else min(left, PING_INTERVAL)):
+                    return await queue.get()
             if kind == "ping" or deadline - clock() < LIFE_SECONDS:
                 continue
             if self._has_replied:
@@ -208,13 +212,12 @@ class RankProcess:
         if not self._has_replied and self._process.returncode is None:
             self._process.kill()  # it imports torch, and would not notice the closed socket for seconds
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+            await exit_code(self._process, EXIT_SECONDS)
         finally:  # also if this call is cancelled
             if self._process.returncode is None:
                 self._process.kill()
-        with contextlib.suppress(TimeoutError):  # a process in an uninterruptible wait
-            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+        await exit_code(self._process, EXIT_SECONDS)  # None: a process in an uninterruptible wait
+        await asyncio.wait(self._tasks[1:], timeout=LINES_SECONDS)
         for task in (tasks := [*self._tasks, *self._answering]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -224,12 +227,9 @@ class RankProcess:
         if (error := await self._connection.ended) is not None:
             self._kill(f"sent {error}")
             return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
-        if self._process.returncode is None:  # a rank with a closed socket is unusable
+        while (code := await exit_code(self._process, EXIT_SECONDS)) is None:  # a rank with a closed socket is unusable
             self._process.kill()
-        code = await self._process.wait()
-        await asyncio.wait(self._tasks[1:], timeout=1.0)  # for the last lines of standard error
+        await asyncio.wait(self._tasks[1:], timeout=LINES_SECONDS)
         self._fail(self._consequence or self._own_fault(explain_exit(code, self._oom_kills, self._last_lines)))
 
     def _take(self, reply: pb.RankReply) -> None:

@@ -85,8 +85,10 @@ class RankStarter:
                 early[1].become(tensor_rank, start.cores)
                 return early[1]
         await self._cancel()
-        spare, self._spare = self._spare, None
-        if spare is not None and start.may_use(spare[0]) and await self._lives(spare[1]):
+        spare = self._spare
+        fits = spare is not None and start.may_use(spare[0]) and await self._lives(spare[1])
+        self._spare = None  # not before: a load that is cancelled meanwhile leaves it
+        if spare is not None and fits:
             process = spare[1]
         else:
             if spare is not None:

@@ -87,7 +87,7 @@ class ApiProcesses:
         while not self._ending:
             try:
                 process, heartbeat = await self._start(listener)
-            except OSError as error:  # of memory, processes or descriptors; the other processes serve
+            except (OSError, RuntimeError) as error:  # memory, processes, threads or descriptors; the others serve
                 logger.error("an API process cannot be started and is tried again: %s", error)
                 await asyncio.sleep(RESTART_SECONDS)
                 continue

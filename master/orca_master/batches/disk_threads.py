@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -21,12 +22,17 @@ class DiskThreads:
     async def run(
         self, function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
     ) -> Result:
-        """Return the result of a function; when cancelled, wait for its end, so that no file is closed under it."""
+        """Return the result of a function; when cancelled, wait for its end, so that no file is closed under it.
+
+        Also when cancelled again: the end of the server may follow that of the batch.
+        """
         future = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*arguments, **named))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait({future})
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({future})
             raise
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from typing import Any
 
+from orca_protos.exit_code import is_sent
+
 from orca_master.bodies.body_process import LENGTHS, MAX_MEMORY_BYTES
 from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
 from orca_master.bodies.lengths import Lengths
@@ -37,7 +39,8 @@ class BodyChecker:
         """Return the value of a body of `kind` (validation.KINDS), and clear `body` if it is large.
 
         Raises RequestError; QueueFullError if many large bodies wait, or if this body waits too long;
-        EngineUnavailableError if the process cannot be started. Cancellation kills a process that validates the body.
+        EngineUnavailableError if the process cannot be started or is killed. Cancellation kills a process that
+        validates the body.
         """
         if len(body) <= SMALL_BYTES:
             return check_body(kind, body, lengths)
@@ -61,6 +64,8 @@ class BodyChecker:
             raise RequestError(f"the body of {size} bytes cannot be read within {CHECK_SECONDS:.0f} s") from error
         except (OSError, EOFError) as error:
             self._kill()
+            if is_sent(await asyncio.to_thread(process.wait)):
+                raise EngineUnavailableError("the process that checks large bodies was killed: retry") from error
             raise RequestError(
                 f"the body of {size} bytes cannot be read within {MAX_MEMORY_BYTES >> 20} MiB of memory"
             ) from error

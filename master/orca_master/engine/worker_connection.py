@@ -58,7 +58,8 @@ class WorkerConnection:
         stream = self._stub.Load(request)
         while True:
             try:
-                progress = await self._call(asyncio.wait_for, stream.read(), deadlines.LOAD_SILENCE.master)
+                async with asyncio.timeout(deadlines.LOAD_SILENCE.master):
+                    progress = await self._call(stream.read)
             except TimeoutError as error:
                 raise WorkerLostError(
                     f"worker {self.address} reported no loading progress for {deadlines.LOAD_SILENCE.master:.0f} s",

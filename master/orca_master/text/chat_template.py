@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from orca_protos.exit_code import is_sent
 from orca_protos.model_files import CONFIG_BYTES, FileError, MissingFileError, read_file
 
 from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
@@ -89,7 +90,8 @@ class ChatTemplate:
         """Render messages, and the functions that the answer can call, to a prompt.
 
         Raises RequestError without a template, or for messages or options that the template refuses;
-        QueueFullError if many requests wait for the process, EngineUnavailableError if no process can be started.
+        QueueFullError if many requests wait for the process, EngineUnavailableError if it cannot be started or is
+        killed.
         """
         name = TOOL_USE if tools and TOOL_USE in self.sources else DEFAULT
         if name not in self.sources:
@@ -158,7 +160,10 @@ class ChatTemplate:
         await self._end()
 
     async def _exchange(self, frame: bytes) -> dict[str, Any]:
-        """Return the answer to one frame, {"error"} if compiling fails; kill a process without an answer, return {}."""
+        """Return the answer to one frame, {"error"} if compiling fails, {} if the process has exceeded its limits.
+
+        Raises EngineUnavailableError.
+        """
         try:
             unable = await self._started()
         except OSError as error:  # a limit of descriptors or processes is reached
@@ -168,8 +173,10 @@ class ChatTemplate:
         assert self._process is not None
         answer = await self._ask(self._process, frame)
         if answer is None:
-            await self._end()
-        return answer or {}
+            if is_sent(await self._end()):
+                raise EngineUnavailableError("the chat template's process was killed, or did not answer: retry")
+            return {}
+        return answer
 
     async def _started(self) -> dict[str, Any] | None:
         """Start the process unless one runs; return None, else {"error"} if compiling fails, {} if it is too long."""
@@ -191,24 +198,28 @@ class ChatTemplate:
         """Return the answer to one frame, None if the process ends or does not answer."""
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WALL_SECONDS):
-                process.stdin.write(frame)
-                await process.stdin.drain()
-                size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-                if size > FRAME_BYTES:
-                    return None
-                answer: dict[str, Any] = json.loads(await process.stdout.readexactly(size))
-                return answer
-        except (TimeoutError, OSError, asyncio.IncompleteReadError):
-            return None
+                try:
+                    process.stdin.write(frame)
+                    await process.stdin.drain()
+                    size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+                    if size > FRAME_BYTES:
+                        return None
+                    answer: dict[str, Any] = json.loads(await process.stdout.readexactly(size))
+                    return answer
+                except (OSError, asyncio.IncompleteReadError):
+                    await process.wait()  # `kill` could take its exit code from asyncio
+        return None
 
-    async def _end(self) -> None:
+    async def _end(self) -> int:
+        """Kill the process unless it has ended; return its exit code, 0 without a process."""
         process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
 
 def _wire(message: ChatMessage) -> dict[str, Any]:

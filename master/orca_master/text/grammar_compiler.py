@@ -201,11 +201,11 @@ class GrammarCompiler:
             await self._end()
             raise EngineUnavailableError("the process that compiles grammars has ended or does not answer")
         if "unavailable" in answer:
-            raise EngineUnavailableError(f"no process can be started to compile a grammar: {answer['unavailable']}")
+            raise EngineUnavailableError(f"the grammar is not compiled: {answer['unavailable']}")
         return answer
 
     async def _started(self) -> asyncio.subprocess.Process | None:
-        """Return the process once it has loaded the tokenizer; None if that fails."""
+        """Return the process once it has loaded the tokenizer, None if it ends before; raise EngineUnavailableError."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
@@ -213,7 +213,12 @@ class GrammarCompiler:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        return self._process if await _ask(self._process, None) == {} else None
+        first = await _ask(self._process, None)
+        if first:
+            await self._end()
+            message = f"the process that compiles grammars cannot use the tokenizer: {first['error']}"
+            raise EngineUnavailableError(message)
+        return None if first is None else self._process
 
     async def _end(self) -> None:
         process, self._process = self._process, None

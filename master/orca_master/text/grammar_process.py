@@ -8,8 +8,8 @@ and JSON: {"kind", "text", "reasoning"} (see Grammar). Answers: {"grammar"}, llg
 {"error"}, for the schema of a function with the {"field"} of the request. The first answer, {} or {"error"}, says
 whether the model's tokenizer can be used. Each grammar is compiled in a forked child, which has the tokenizer; the
 answer is {} if the child ends early, as with more than CPU_SECONDS of processor time or more than MEMORY_BYTES, and
-{"unavailable"}, with the reason, if the system cannot start a child. The process ends with its parent, which closes the
-pipe.
+{"unavailable"}, with the reason, if the system cannot start a child or another process kills it. The process ends with
+its parent, which closes the pipe.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
+from orca_protos.exit_code import describe_exit, is_sent
 from orca_protos.model_files import CONFIG_BYTES, TOKENIZER_BYTES, MissingFileError, read_file, read_object
 from orca_protos.parent_death import die_with_parent
 from tokenizers import Tokenizer
@@ -216,13 +217,15 @@ def answer_in_child(tokenizer: LLTokenizer, content: bytes) -> bytes:
     except OSError as error:
         os.close(source)
         os.close(sink)
-        return encode_frame({"unavailable": error.strerror})
+        return encode_frame({"unavailable": f"no process can be started: {error.strerror}"})
     if not child:
         _answer_and_exit(tokenizer, content, sink)
     os.close(sink)
     with open(source, "rb") as answers:
         frame = answers.read()
     _, status = os.waitpid(child, 0)
+    if is_sent(code := os.waitstatus_to_exitcode(status)):  # by the kernel for lack of memory, for example
+        return encode_frame({"unavailable": f"the process was {describe_exit(code)}"})
     return frame if frame and status == 0 else encode_frame({})
 
 
