@@ -1,9 +1,17 @@
-"""Common parts of the `orca` commands' parsers: one-line errors and port numbers."""
+"""Common parts of the `orca` commands' parsers: one-line errors, addresses and port numbers."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any, NoReturn
+
+UNIX = "unix:"
+"""Begins the address of a Unix socket, as in gRPC."""
+WAYS_OUT = (
+    "give --tls-dir DIR (tls.crt, tls.key and ca.crt), or --insecure if no other client can reach the port "
+    "(docs/contracts.md, section 6)"
+)
+"""Remedy in the error of a command without certificates on a TCP address."""
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -20,6 +20,7 @@ from typing import Literal
 import grpc
 import grpc.aio
 
+from orca_protos.command_line import UNIX
 from orca_protos.tls_context import mutual_context, own_names, reason_of
 from orca_protos.wire import CHANNEL_OPTIONS
 
@@ -30,12 +31,6 @@ FILES = ("tls.crt", "tls.key", "ca.crt")
 MAX_FILE_BYTES = 1 << 20
 RETRY_SECONDS = 5.0
 """Seconds from a failed read of changed files to the next one."""
-UNIX = "unix:"
-WAYS_OUT = (
-    "give --tls-dir DIR (tls.crt, tls.key and ca.crt), or --insecure if no other client can reach the port "
-    "(docs/contracts.md, section 6)"
-)
-"""Remedy in the error of a command without certificates on a TCP address."""
 
 
 class TlsError(Exception):

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from orca_worker import cli
+from orca_worker import serving
 
 
 def command(script: str, *arguments: str) -> tuple[str, ...]:
@@ -21,4 +21,4 @@ if __name__ == "__main__":
     *script, flag, address = sys.argv[1:]
     assert flag == "--listen"
     rank = (sys.executable, str(Path(__file__).parent / script[0]), *script[1:])
-    sys.exit(asyncio.run(cli.run(address, rank_command=rank)))
+    sys.exit(asyncio.run(serving.run(address, rank_command=rank)))

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 
-from orca_worker import cli
+from orca_worker import serving
 
 
 def end_with_the_test_process() -> None:
@@ -20,4 +20,4 @@ if __name__ == "__main__":
     flag, address = sys.argv[1:]
     assert flag == "--listen"
     threading.Thread(target=end_with_the_test_process, daemon=True).start()
-    sys.exit(asyncio.run(cli.run(address)))
+    sys.exit(asyncio.run(serving.run(address)))

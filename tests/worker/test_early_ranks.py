@@ -10,14 +10,15 @@ from orca_master.commands.local_topology import local_topology
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.load_request import load_requests
 from orca_worker.cli import main
-from orca_worker.early_ranks import EarlyRanks
+from orca_worker.early_ranks import rank_places
+from orca_worker.rank_start import RankPlaces
 from orca_worker.ranks import rank_starts
 
 
 def test_the_option():
-    assert EarlyRanks.parse("2:4:8:cuda") == EarlyRanks(2, 4, 8, "cuda", "nccl")
-    assert EarlyRanks.parse("1:0:2:cpu") == EarlyRanks(1, 0, 2, "cpu", "gloo")
-    assert EarlyRanks.parse("1:0:2:cuda:gloo") == EarlyRanks(1, 0, 2, "cuda", "gloo")
+    assert rank_places("2:4:8:cuda") == RankPlaces(2, 4, 8, "cuda", "nccl", "lo")
+    assert rank_places("1:0:2:cpu") == RankPlaces(1, 0, 2, "cpu", "gloo", "lo")
+    assert rank_places("1:0:2:cuda:gloo") == RankPlaces(1, 0, 2, "cuda", "gloo", "lo")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_the_option():
 )
 def test_a_mistake_in_the_option(text, capsys):
     with pytest.raises(argparse.ArgumentTypeError):
-        EarlyRanks.parse(text)
+        rank_places(text)
     with pytest.raises(SystemExit, match="2"):
         main(["--listen", "unix:/nowhere", f"--start-ranks={text}"])
     (line,) = capsys.readouterr().err.splitlines()
@@ -54,8 +55,8 @@ def test_they_are_started_like_the_ranks_of_the_load(device, backend, replicas, 
     topology = local_topology(model, partitions, ranks, device, backend, addresses)
     requests = [request for spec in topology.pipelines for request in load_requests(spec, topology, EngineConfig())]
     for index, request in enumerate(requests):
-        early = EarlyRanks.parse(f"{ranks}:{index * ranks}:{num_workers * ranks}:{device}:{backend}").request()
-        starts, wanted = rank_starts(early, may_pin=True), rank_starts(request, may_pin=True)
+        early = rank_places(f"{ranks}:{index * ranks}:{num_workers * ranks}:{device}:{backend}")
+        starts, wanted = early.starts({}, may_pin=True), rank_starts(request, may_pin=True)
         assert starts == wanted
         assert all(start.environment["GLOO_SOCKET_IFNAME"] == "lo" for start in starts)
     assert [(request.device, request.communication_backend) for request in requests] == [

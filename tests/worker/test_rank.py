@@ -21,7 +21,7 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.errors import NeighbourError
 from orca_worker.frames import encode
 from orca_worker.rank import Rank
-from orca_worker.rank_process import RANK_COMMAND
+from orca_worker.rank_start import RANK_COMMAND
 from support.served import eventually
 
 SECONDS = 100

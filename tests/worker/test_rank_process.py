@@ -16,7 +16,9 @@ import pytest
 from orca_protos import engine_pb2 as pb
 from orca_worker import rank_process
 from orca_worker.errors import FaultError
+from orca_worker.rank_exit import exit_code
 from orca_worker.rank_process import RankProcess
+from orca_worker.rank_start import RankStart, start_rank
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
 COMMANDS = {
@@ -32,12 +34,16 @@ async def nothing_asked(_: pb.RendezvousRequest) -> pb.RendezvousReply:
     raise AssertionError("a scripted rank meets nobody")
 
 
+async def spawned(environment, command, *calls) -> RankProcess:
+    return await RankProcess.adopt(start_rank(RankStart(tuple(command), environment, (), "cpu")), *calls)
+
+
 @contextlib.asynccontextmanager
 async def scripted(**script: object) -> AsyncIterator[tuple[RankProcess, list[pb.Fault]]]:
     """Yield a rank that follows `script`, and the faults that its controller gets."""
     faults: list[pb.Fault] = []
     command = (sys.executable, str(SCRIPT), json.dumps(script))
-    rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
+    rank = await spawned({}, command, lambda _: None, faults.append, nothing_asked)
     rank.become(1, ())
     rank._partition = 2  # as after a load
     try:
@@ -82,7 +88,7 @@ def test_a_silent_rank_is_killed_whatever_the_command(kind):
         async with scripted(silent=kind) as (rank, faults):
             with pytest.raises(FaultError, match=f"rank 1 did not reply to {kind} within 0 s") as error:
                 await rank.ask(COMMANDS[kind], 0.2)
-            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+            assert await exit_code(rank._process, 60) == -signal.SIGKILL
             assert faults == [error.value.fault], "one fault: its exit is no second"
             assert error.value.fault.kind == pb.FAULT_KIND_CAUSE
             assert (error.value.fault.partition, error.value.fault.tensor_rank) == (2, 1)
@@ -105,7 +111,7 @@ def test_a_stopped_rank_is_killed_long_before_its_command_is_late(monkeypatch):
                 await rank.ask(COMMANDS["load"], 1000)
             assert rank.failed
             assert len(faults) == 1
-            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+            assert await exit_code(rank._process, 60) == -signal.SIGKILL
 
     asyncio.run(run())
 
@@ -167,7 +173,7 @@ def test_an_answer_of_another_kind_is_a_fault(kind):
         async with scripted(wrong=kind) as (rank, faults):
             with pytest.raises(FaultError, match=f"rank 1 replied to {kind} with (allocated|formed)"):
                 await rank.ask(COMMANDS[kind], 100)
-            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+            assert await exit_code(rank._process, 60) == -signal.SIGKILL
             assert len(faults) == 1
 
     asyncio.run(run())
@@ -213,7 +219,7 @@ def test_a_rank_that_hangs_is_killed_also_if_the_call_that_ends_it_is_cancelled(
             ending = asyncio.create_task(rank.end())
             await asyncio.sleep(0.1)
             ending.cancel()
-            assert await asyncio.wait_for(rank._process.wait(), 60) == -signal.SIGKILL
+            assert await exit_code(rank._process, 60) == -signal.SIGKILL
 
     asyncio.run(run())
 
@@ -224,7 +230,7 @@ def test_a_rank_that_has_not_replied_is_killed_at_once(monkeypatch):
     command = (sys.executable, "-c", "import time; time.sleep(120)")  # ends by itself, after the test
 
     async def run() -> None:
-        rank = await RankProcess.spawn({}, command, lambda _: None, lambda _: None, nothing_asked)
+        rank = await spawned({}, command, lambda _: None, lambda _: None, nothing_asked)
         async with asyncio.timeout(60):
             await rank.end()
         assert rank._process.returncode == -signal.SIGKILL
@@ -237,7 +243,7 @@ def test_numpys_threads_do_not_spin_unless_the_environment_says_so(environment, 
     async def run() -> None:
         command = (sys.executable, "-c", "import os, sys; sys.exit(os.environ['OPENBLAS_THREAD_TIMEOUT'])")
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn(environment, command, lambda _: None, faults.append, nothing_asked)
+        rank = await spawned(environment, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match=f"{seen}$"):
             await rank.ask(COMMANDS["prepare"], 100)
         await rank.end()
@@ -251,7 +257,7 @@ def test_bytes_that_are_no_frame_are_a_fault(damage):
         sends = f"import socket, sys, time; socket.socket(fileno=int(sys.argv[2])).sendall({damage})"
         command = (sys.executable, "-c", f"{sends}; time.sleep(600)")
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
+        rank = await spawned({}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match=r"rank 0 sent a (frame of|reply of)"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
@@ -275,7 +281,7 @@ def test_a_rank_that_cannot_be_started_leaves_no_socket():
     async def run() -> None:
         before = sorted(os.listdir("/proc/self/fd"))
         with pytest.raises(FileNotFoundError) as error:
-            await RankProcess.spawn({}, ("/nowhere/python",), lambda _: None, lambda _: None, nothing_asked)
+            await spawned({}, ("/nowhere/python",), lambda _: None, lambda _: None, nothing_asked)
         assert sorted(os.listdir("/proc/self/fd")) == before, "closed, not left to the garbage collector"
         assert error.value.filename == "/nowhere/python"
 
@@ -288,7 +294,7 @@ def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
     async def run() -> None:
         command = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[2])); time.sleep(600)")
         faults: list[pb.Fault] = []
-        rank = await RankProcess.spawn({}, command, lambda _: None, faults.append, nothing_asked)
+        rank = await spawned({}, command, lambda _: None, faults.append, nothing_asked)
         with pytest.raises(FaultError, match="rank 0 ended: killed by SIGKILL"):
             await rank.ask(COMMANDS["prepare"], 100)
         assert [fault.kind for fault in faults] == [pb.FAULT_KIND_CAUSE]
@@ -312,7 +318,7 @@ os._exit(3)
 
     async def run() -> None:
         command = (sys.executable, "-c", program, str(left))
-        rank = await RankProcess.spawn({}, command, lambda _: None, lambda _: None, nothing_asked)
+        rank = await spawned({}, command, lambda _: None, lambda _: None, nothing_asked)
         try:
             with pytest.raises(FaultError, match="rank 0 ended: exit code 3"):
                 async with asyncio.timeout(60):

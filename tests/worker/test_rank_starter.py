@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 from orca_protos import engine_pb2 as pb
 from orca_worker import rank_starter
-from orca_worker.rank_process import RankProcess
-from orca_worker.rank_starter import RankStart, RankStarter
+from orca_worker.early_ranks import start_ranks
+from orca_worker.rank_start import RankStart
+from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
@@ -162,7 +164,7 @@ def test_early_ranks_become_the_ranks_that_they_fit_and_the_rest_ends():
     async def run() -> None:
         async with starter() as (made, faults):
             other = RankStart(START.command, {"A": "2"}, (), "cpu")
-            await made.start_early([other, START, other, START])
+            await made.adopt_early(start_ranks([other, START, other, START]))
             pids = [process._process.pid for _, process in made._early]
             os.kill(pids[0], signal.SIGKILL)
             while not faults:
@@ -187,25 +189,27 @@ def test_early_ranks_become_the_ranks_that_they_fit_and_the_rest_ends():
 def test_a_load_ends_the_early_ranks_that_it_has_no_use_for():
     async def run() -> None:
         async with starter() as (made, _):
-            await made.start_early([START, START])
+            await made.adopt_early(start_ranks([START, START]))
             pids = [process._process.pid for _, process in made._early]
             ranks = await Ranks.spawn([START], 0, made)
             assert ([process._process.pid for process in ranks._processes], made._early) == (pids[:1], [])
             await ranks.end()
-            await made.start_early([START])
+            await made.adopt_early(start_ranks([START]))
 
     asyncio.run(run())
 
 
 def test_early_ranks_that_the_system_refuses_are_started_by_the_load(monkeypatch):
-    async def refused(*_: object) -> RankProcess:
+    def refused(*_: object, **__: object) -> subprocess.Popen[bytes]:
         raise OSError("no process left")
 
     async def run() -> None:
         async with starter() as (made, _):
             with monkeypatch.context() as patch:
-                patch.setattr(RankProcess, "spawn", refused)
-                await made.start_early([START])
+                patch.setattr(subprocess, "Popen", refused)
+                started = start_ranks([START])
+            assert started == []
+            await made.adopt_early(started)
             await (await made.start(0, START)).end()
 
     asyncio.run(run())

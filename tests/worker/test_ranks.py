@@ -19,7 +19,8 @@ from orca_protos import engine_pb2 as pb
 from orca_worker import ranks as ranks_module
 from orca_worker.errors import FaultError
 from orca_worker.model_config import load_digest
-from orca_worker.rank_starter import RankStart, RankStarter
+from orca_worker.rank_start import RankStart
+from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks, rank_starts
 from support.engines import engine_over, topology
 from support.served import descendants

@@ -2,10 +2,7 @@
 
 import sys
 
-from orca_protos.uncollected import uncollected
-
-with uncollected():
-    from orca_worker.cli import main
+from orca_worker.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

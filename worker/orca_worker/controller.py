@@ -23,11 +23,10 @@ from orca_protos.wire import EPOCH_KEY, WIRE_VERSION
 
 from orca_worker.abort import Aborting
 from orca_worker.current_epoch import CurrentEpoch
-from orca_worker.early_ranks import EarlyRanks
 from orca_worker.epoch import Epoch
 from orca_worker.errors import EpochError, FaultError, RendezvousError
 from orca_worker.partition_loader import PartitionLoader
-from orca_worker.rank_process import RANK_COMMAND
+from orca_worker.rank_start import RANK_COMMAND, RankStart, StartedRank
 from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks
 
@@ -78,9 +77,9 @@ class Controller(WorkerServicer):
             await asyncio.sleep(LEAVE_POLL_SECONDS)
         self.stopped.set()
 
-    async def start_early(self, ranks: EarlyRanks) -> None:
-        """Start ranks before the first Load."""
-        await self._loader.start_early(ranks.request())
+    async def adopt_early(self, started: Sequence[tuple[RankStart, StartedRank]]) -> None:
+        """Take over ranks that were started before the first Load."""
+        await self._starter.adopt_early(started)
 
     # -- cold ----------------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class Controller(WorkerServicer):
         if self.leaving:
             leaving = pb.Fault(message="the worker is shutting down", kind=pb.FAULT_KIND_CAUSE)
             await context.abort(grpc.StatusCode.UNAVAILABLE, leaving.message, faults.to_metadata(leaving))
-        from importlib.metadata import version  # here, so that early ranks start before these imports
+        from importlib.metadata import version  # here, because they delay the start
 
         from orca_contract.message import VERSION  # imports pydantic
 

@@ -1,4 +1,4 @@
-"""`copy_lines`: the standard error of a rank, whose last lines explain the end of the process."""
+"""The standard error of a rank is copied, and its last lines, which explain the end of the process, are kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import asyncio
 import contextlib
 import sys
 from collections import deque
+from typing import IO
 
 LAST_LINES = 5
 
 
-async def copy_lines(stream: asyncio.StreamReader | None, last: deque[str]) -> None:
+async def copy_pipe(pipe: IO[bytes] | None, last: deque[str]) -> None:
+    """Copy the lines of a pipe to this process's standard error and into `last`; close the pipe at its end."""
+    stream = asyncio.StreamReader()
+    connecting = asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
+    transport, _ = await connecting
+    with contextlib.closing(transport):
+        await copy_lines(stream, last)
+
+
+async def copy_lines(stream: asyncio.StreamReader, last: deque[str]) -> None:
     """Copy the lines of `stream` to this process's standard error and into `last`, until the stream ends."""
-    assert stream is not None
     while True:
         try:
             line = await stream.readline()

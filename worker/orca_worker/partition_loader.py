@@ -43,10 +43,6 @@ class PartitionLoader:
         self._replacing = asyncio.Lock()
         self._adapter_reading = AdapterReading()
 
-    async def start_early(self, request: pb.LoadRequest) -> None:
-        """Start the ranks of a load of `request` before that comes."""
-        await self._starter.start_early(rank_starts(request, self._rank_command, self._may_pin))
-
     async def load(self, request: pb.LoadRequest) -> AsyncIterator[pb.LoadProgress]:
         """Load a partition; yield progress, and the facts at the end.
 

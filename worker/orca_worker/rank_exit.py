@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,16 +27,13 @@ class RankExit:
     outside: bool = False
 
 
-async def exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
-    """Wait for the exit of a process, and return its exit code; None if it runs on for `seconds`.
-
-    `process.wait` would also wait for all other processes that have its standard error.
-    """
+async def exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait for the exit of a process, and return its exit code; None if it runs on for `seconds`."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
-    while process.returncode is None and clock() < deadline:
+    while (code := process.poll()) is None and clock() < deadline:
         await asyncio.sleep(POLL_SECONDS)
-    return process.returncode
+    return code
 
 
 def explain_exit(code: int, oom_kills_before: int, last_lines: Iterable[str]) -> RankExit:

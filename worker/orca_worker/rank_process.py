@@ -1,4 +1,4 @@
-"""`RankProcess`: the controller's handle of one rank process: starts it, sends commands, detects its exit.
+"""`RankProcess`: the controller's handle of one rank process: sends commands, detects its exit.
 
 The rank is a new interpreter (exec, never fork), so no gRPC state is copied. Its standard error is copied to this
 process's, and the last lines become part of the message of a fault.
@@ -12,34 +12,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import LIFE_SECONDS, PING_INTERVAL
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
-from orca_protos.parent_death import bound_command
 from orca_protos.process_state import is_stopped
 
 from orca_worker.cgroup import oom_kills
 from orca_worker.errors import FaultError, ModelError
-from orca_worker.last_lines import LAST_LINES, copy_lines
+from orca_worker.last_lines import LAST_LINES, copy_pipe
 from orca_worker.rank_connection import RankConnection
 from orca_worker.rank_exit import RankExit, exit_code, explain_exit
+from orca_worker.rank_start import StartedRank
 
 Question = Callable[[pb.RendezvousRequest], Awaitable[pb.RendezvousReply]]
 """Answers a rank's rendezvous request; never raises."""
-RANK_COMMAND = bound_command("orca_worker.rank")
 PING = pb.RankCommand(ping=pb.PingRequest())
 EXIT_SECONDS = 5.0
 LINES_SECONDS = 1.0
 """How long the last lines of standard error may take after the exit: another process may have it open."""
-DEFAULTS = {"THP_MEM_ALLOC_ENABLE": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-"""Variables that the environment may override. THP_MEM_ALLOC_ENABLE makes torch use huge pages: reading scattered K/V
-blocks takes a fifth less time on the CPU. OPENBLAS_THREAD_TIMEOUT is the shortest: the threads that numpy's BLAS starts
-when it is imported, and that nothing uses, would keep the other cores busy for a tenth of a second."""
 ANSWERS = {
     "load": "load",
     "prepare": "prepared",
@@ -54,7 +47,7 @@ ANSWERS = {
 
 
 class RankProcess:
-    """One rank process, created by `spawn`.
+    """One rank process, created by `adopt`.
 
     `on_reply` gets results and timings, `on_fault` the first fault that ends the rank and faults of kind CONSEQUENCE,
     after which the rank may run on, `on_question` answers the rank's rendezvous requests.
@@ -62,8 +55,7 @@ class RankProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        controller_end: socket.socket,
+        started: StartedRank,
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
@@ -71,8 +63,8 @@ class RankProcess:
         self._partition = 0
         self._tensor_rank = 0
         self._cores: Sequence[int] = ()
-        self._process = process
-        self._connection = RankConnection(controller_end, self._take)
+        self._process = started.process
+        self._connection = RankConnection(started.controller_end, self._take)
         self._on_reply = on_reply
         self._on_fault = on_fault
         self._on_question = on_question
@@ -92,34 +84,19 @@ class RankProcess:
         self._oom_kills = oom_kills()
         self._tasks = [
             asyncio.create_task(self._wait_for_end()),
-            asyncio.create_task(copy_lines(process.stderr, self._last_lines)),
+            asyncio.create_task(copy_pipe(started.process.stderr, self._last_lines)),
         ]
 
     @classmethod
-    async def spawn(
+    async def adopt(
         cls,
-        environment: Mapping[str, str],
-        command: Sequence[str],
+        started: StartedRank,
         on_reply: Callable[[pb.RankReply], None],
         on_fault: Callable[[pb.Fault], None],
         on_question: Question,
     ) -> RankProcess:
-        """Start a rank process with `environment` on top of this process's; raise OSError if it cannot be started.
-
-        It is rank 0, unless `become` says otherwise.
-        """
-        controller_end, rank_end = socket.socketpair()
-        with rank_end, contextlib.ExitStack() as undo:
-            undo.callback(controller_end.close)
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                *("--fd", str(rank_end.fileno())),
-                pass_fds=(rank_end.fileno(),),
-                stderr=asyncio.subprocess.PIPE,
-                env={**DEFAULTS, **os.environ, **environment},
-            )
-            undo.pop_all()
-        rank = cls(process, controller_end, on_reply, on_fault, on_question)
+        """Take over a started process. It is rank 0, unless `become` says otherwise."""
+        rank = cls(started, on_reply, on_fault, on_question)
         await rank._connection.open()
         return rank
 
@@ -209,12 +186,12 @@ class RankProcess:
         self._ending = True
         self._fail(self._own_fault(RankExit("was ended by its controller")))
         self._connection.close()
-        if not self._has_replied and self._process.returncode is None:
+        if not self._has_replied and self._process.poll() is None:
             self._process.kill()  # it imports torch, and would not notice the closed socket for seconds
         try:
             await exit_code(self._process, EXIT_SECONDS)
         finally:  # also if this call is cancelled
-            if self._process.returncode is None:
+            if self._process.poll() is None:
                 self._process.kill()
         await exit_code(self._process, EXIT_SECONDS)  # None: a process in an uninterruptible wait
         await asyncio.wait(self._tasks[1:], timeout=LINES_SECONDS)
@@ -281,7 +258,7 @@ class RankProcess:
     def _kill(self, message: str) -> pb.RankReply:
         """Kill a rank that violates the protocol; return the fault as a reply."""
         self._fail(self._own_fault(RankExit(message)))
-        if self._process.returncode is None:
+        if self._process.poll() is None:
             self._process.kill()
         return pb.RankReply(fault=self._fault)
 

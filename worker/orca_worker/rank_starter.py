@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import LOAD_SILENCE, PING_SECONDS
@@ -18,6 +17,7 @@ from orca_protos.deadlines import LOAD_SILENCE, PING_SECONDS
 from orca_worker.cgroup import host_memory, memory_left
 from orca_worker.errors import FaultError
 from orca_worker.rank_process import PING, Question, RankProcess
+from orca_worker.rank_start import RankStart, StartedRank, start_rank
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +25,6 @@ SPARE_DELAY = 5.0
 """Seconds from a formation to the start of a spare, so that its imports do not delay the first iterations."""
 SPARE_BYTES = 1 << 30
 """Memory that must be free for a spare: several times what it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankStart:
-    """Settings that are fixed while a rank process runs: command line, environment, cores to pin to, and device."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    cores: tuple[int, ...]
-    device: str
-
-    def may_use(self, other: RankStart) -> bool:
-        """Return True if a process that was started with `other`, and has loaded nothing, can become this rank."""
-        return (self.command, self.environment) == (other.command, other.environment)
 
 
 class RankStarter:
@@ -61,13 +47,10 @@ class RankStarter:
         self._starting: asyncio.Task[None] | None = None
         self._early: list[tuple[RankStart, RankProcess]] = []
 
-    async def start_early(self, starts: Sequence[RankStart]) -> None:
-        """Start processes for the ranks that the first Load will probably start."""
-        try:
-            for start in starts:
-                self._early.append((start, await self._spawn(start)))
-        except OSError as error:
-            logger.info("no more ranks are started before the first Load: %s", error)
+    async def adopt_early(self, started: Sequence[tuple[RankStart, StartedRank]]) -> None:
+        """Take over processes that were started for the ranks that the first Load will probably start."""
+        for start, rank in started:
+            self._early.append((start, await self._adopt(rank)))
 
     async def end_early(self) -> None:
         """End the early ranks that no Load has used."""
@@ -142,6 +125,7 @@ class RankStarter:
             self._starting = None
 
     async def _spawn(self, start: RankStart) -> RankProcess:
-        return await RankProcess.spawn(
-            start.environment, start.command, self._on_reply, self._on_fault, self._on_question
-        )
+        return await self._adopt(start_rank(start))
+
+    async def _adopt(self, started: StartedRank) -> RankProcess:
+        return await RankProcess.adopt(started, self._on_reply, self._on_fault, self._on_question)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -12,14 +11,10 @@ from orca_protos import engine_pb2 as pb
 from orca_protos.deadlines import COLD_FAULTS_SECONDS, LOAD_SILENCE, PING_SECONDS, UNLOAD_SECONDS
 from orca_protos.together import together
 
-from orca_worker.cores import Processors, rank_setting
 from orca_worker.errors import FaultError, ModelError, kind_of
-from orca_worker.rank_process import PING, RANK_COMMAND, RankProcess
-from orca_worker.rank_starter import RankStart, RankStarter
-
-TORCH_ENDS_RANKS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
-"""Variables by which torch's watchdog, its monitor, or a signal of another rank's monitor would end a rank that has
-lost another one and could serve the next epoch."""
+from orca_worker.rank_process import PING, RankProcess
+from orca_worker.rank_start import RANK_COMMAND, RankPlaces, RankStart
+from orca_worker.rank_starter import RankStarter
 
 logger = logging.getLogger(__name__)
 
@@ -28,29 +23,15 @@ def rank_starts(
     request: pb.LoadRequest, command: Sequence[str] = RANK_COMMAND, may_pin: bool = False
 ) -> list[RankStart]:
     """Return the start settings of each rank of a load. `may_pin`: ranks may be pinned to cores (cores.py)."""
-    environment = dict(request.environment)
-    if request.socket_interface:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            environment.setdefault(name, request.socket_interface)
-    if request.communication_backend == "nccl":
-        for name in TORCH_ENDS_RANKS:
-            environment.setdefault(name, "0")
-    processors = Processors.of_this_process()
-    on_cpu = request.device == "cpu"
-    starts = []
-    for tensor_rank in range(request.tensor_parallel_size):
-        index = request.first_device + tensor_rank
-        setting = rank_setting(
-            processors,
-            index,
-            request.workers_on_host * request.tensor_parallel_size,
-            may_pin and on_cpu,
-            {**os.environ, **environment},
-        )
-        logger.info("rank %d: %s", tensor_rank, setting.description)
-        device = request.device if on_cpu else f"{request.device}:{index}"
-        starts.append(RankStart(tuple(command), {**environment, **setting.environment}, setting.cores, device))
-    return starts
+    places = RankPlaces(
+        request.tensor_parallel_size,
+        request.first_device,
+        request.workers_on_host * request.tensor_parallel_size,
+        request.device,
+        request.communication_backend,
+        request.socket_interface,
+    )
+    return places.starts(request.environment, command, may_pin)
 
 
 class Ranks:

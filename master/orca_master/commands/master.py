@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from orca_contract.topology import Communication, PipelineSpec, Topology
-from orca_protos.command_line import OneLineParser, port
+from orca_protos.command_line import UNIX, WAYS_OUT, OneLineParser, port
 from orca_protos.log_lines import configure_logging
-from orca_protos.tls import UNIX, WAYS_OUT, TlsError, TlsFolder
+from orca_protos.tls import TlsError, TlsFolder
 
 from orca_master.commands.argument_types import positive
 from orca_master.commands.config_file import with_config_file
