@@ -136,6 +136,8 @@ $(VENV)/docs-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[docs]'
 	touch $@
 
+# pip would compile on one processor, for half a minute. A file of torch's has the syntax of a later Python.
 $(VENV)/dev-installed: $(VENV)/run-installed
-	$(PIP) --editable '.[worker,hub,s3,operator,bench,docs,dev]'
+	$(PIP) --no-compile --editable '.[worker,hub,s3,operator,bench,docs,dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@

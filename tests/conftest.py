@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -69,6 +70,17 @@ def references(run_folder: Path):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` writes the expected files of tests/operator anew."""
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector off modules and tests, which stay: it took a third of the time of collecting them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,7 +40,7 @@ def test_an_error_of_the_compiler_is_reported():
         cubin(Kernel("merge.cu", "orca_merge", PLAN.dtype), "sm_90")
 
 
-@pytest.mark.parametrize("architecture", one_short(SHARED))
+@pytest.mark.parametrize("architecture", one_short(SHARED, "sm_90"))
 def test_a_multiprocessor_holds_the_thread_blocks_that_a_decode_graph_launches(architecture):
     for kernel, threads in launches():
         if kernel.name == "orca_attention" and kernel.head_dim is not None:

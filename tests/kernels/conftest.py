@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
+
+if TYPE_CHECKING:
+    import torch  # The process that only distributes tests imports this file too, and needs no torch.
 
 
 # On the CPU the reference computes float16.
 @pytest.fixture(
     scope="module",
-    params=[torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)],
-    ids=str,
+    params=["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)],
+    ids="torch.{}".format,
 )
 def dtype(request) -> torch.dtype:
-    return request.param
+    import torch
+
+    return getattr(torch, request.param)
 
 
 @pytest.fixture(autouse=True)
 def seed(request) -> None:
     """Draw the numbers of a test from its name: they do not depend on the tests that ran before it."""
+    import torch
+
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,16 @@ ROWS = [Kernel("rows.cu", "orca_layer_norm", dtype) for dtype in ELEMENTS]
 SHAPES = [(dtype, head_dim) for dtype in ELEMENTS for head_dim in (32, 64, 80, 128, 256)]
 ATTENTION = [Kernel(attention_source(*shape) or "", "orca_attention", *shape) for shape in SHAPES]
 MERGE = [Kernel("merge.cu", "orca_merge", *shape) for shape in SHAPES]
-SAMPLING = [  # the models' logits are float32
-    pytest.param(Kernel("sampling.cu", "orca_sample", dtype), marks=() if dtype == torch.float32 else pytest.mark.long)
-    for dtype in ELEMENTS
-]
-KERNELS = [*ROWS, *ATTENTION, *MERGE, *SAMPLING, PLAN]
+SAMPLING = [Kernel("sampling.cu", "orca_sample", dtype) for dtype in ELEMENTS]
+
+
+def marked(kernel: Kernel) -> Any:
+    """Mark what repeats another kernel `long`: float16 repeats bfloat16, and the models' logits are float32."""
+    repeats = kernel.dtype == torch.float16 or (kernel in SAMPLING and kernel.dtype != torch.float32)
+    return pytest.param(kernel, marks=pytest.mark.long if repeats else ())
+
+
+KERNELS = [*map(marked, [*ROWS, *ATTENTION, *MERGE, *SAMPLING, PLAN])]
 
 
 @pytest.mark.parametrize("architecture", one_short(["sm_80", "sm_90"], "sm_90"))

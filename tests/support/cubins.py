@@ -44,8 +44,14 @@ def subroutines(kernel: Kernel, architecture: str) -> set[str]:
 @cache
 def _code(kernel: Kernel, architecture: str) -> str:
     """Return the disassembly of a function."""
-    (program_file,) = [file.locate() for file in files("nvidia-cuda-nvdisasm") or [] if file.name == "nvdisasm"]
-    command = [str(program_file), "--print-code", cubin_file(kernel, architecture)]
-    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    listing = _listing(cubin_file(kernel, architecture))
     (code,) = re.findall(rf"^\.text\.{kernel.name}:\n(.*?)(?=^\.text\.|\Z)", listing, re.DOTALL | re.MULTILINE)
     return str(code)
+
+
+@cache
+def _listing(path: Path) -> str:
+    """Return the disassembly of all functions of a cubin."""
+    (program_file,) = [file.locate() for file in files("nvidia-cuda-nvdisasm") or [] if file.name == "nvdisasm"]
+    command = [str(program_file), "--print-code", path]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

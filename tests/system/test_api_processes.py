@@ -288,6 +288,7 @@ def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, mon
     assert "exit code -9 and is restarted" in caplog.text
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_killed_and_replaced(tmp_path, monkeypatch, caplog):
     """The kernel goes on to give it connections, which nothing would answer."""
     monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 5.0)
