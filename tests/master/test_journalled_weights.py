@@ -105,6 +105,16 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     assert len(journal.requests[1].tokens) == 1
 
 
+def test_a_file_of_an_earlier_version_has_no_weights_of_the_file_before(tmp_path):
+    """An older version served for a while, with weights that nobody knows."""
+    write(tmp_path, OLD)
+    write(tmp_path, NEW)
+    path = max(tmp_path.glob("*.journal"))
+    kept = [line for line in path.read_bytes().splitlines(True) if records.weights_of(records.decode(line)) is None]
+    path.write_bytes(b"".join(kept))
+    assert [request.weights for request in read(tmp_path).requests.values()] == [OLD, UNKNOWN]
+
+
 def test_earlier_versions_read_the_files(tmp_path):
     """They ignore tokens of the request 0, and take no other record for the size of a file."""
     write(tmp_path, OLD, NEW)

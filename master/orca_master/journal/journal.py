@@ -153,7 +153,7 @@ class Journal:
         damaged: set[int] = set()
         for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
             segment = int(path.stem)
-            self._sizes[segment] = path.stat().st_size
+            self._sizes[segment], self._weights = path.stat().st_size, pb.ModelFacts()  # earlier versions write none
             with path.open("rb") as file:
                 try:
                     if (header := file.readline()) != self._header:
