@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.truncation import Truncation
 from orca_master.bodies.validation import check_body
-from orca_master.endpoint.truncation import Truncation
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
