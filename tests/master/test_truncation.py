@@ -142,6 +142,8 @@ def test_one_token_remains_beside_an_answer_that_leaves_no_room(scripted):
         ("chat/completions", {"truncate_prompt_tokens": 1000}, "truncate_prompt_tokens", "+ 1 for the answer"),
         ("embeddings", {"truncate_prompt_tokens": 1001}, "truncate_prompt_tokens", "1001 tokens of the prompt, at"),
         ("completions", {"truncation_side": "middle"}, "truncation_side", "Input should be 'left' or 'right'"),
+        ("chat/completions", {"truncate_prompt_tokens": 5, "max_tokens": CONTEXT}, "max_tokens",
+         "5 prompt tokens + 1000 for the answer"),
     ],
 )  # fmt: skip
 def test_what_is_refused(scripted, route, fields, field, words):

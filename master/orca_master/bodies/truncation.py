@@ -55,9 +55,9 @@ def truncation_of(wanted: int, side: TruncationSide, longest: int, num_answer: i
     """Return how the prompts of a request with `truncate_prompt_tokens` = `wanted` are cut.
 
     `longest`: tokens of the longest prompt, an answer of `num_answer` tokens included. Raises RequestError if the
-    answer would have no room beside so many tokens.
+    answer would have no room beside so many tokens, but not if it has none at all: its own length is wrong then.
     """
-    if wanted + num_answer > longest and wanted != WHAT_FITS:
+    if num_answer < longest < wanted + num_answer:
         answer = f" + {num_answer} for the answer" if num_answer else ""
         raise RequestError(
             f"truncate_prompt_tokens: {wanted} tokens of the prompt{answer}, at most {longest} are possible: "
