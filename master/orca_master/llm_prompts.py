@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from orca_master.bodies.body import Body
 from orca_master.bodies.openai_requests import ChatCompletionRequest
-from orca_master.bodies.truncation import PromptTokens, TruncationSide
+from orca_master.bodies.truncation import PromptTokens, TruncationSide, truncation_of
 from orca_master.bodies.validation import described
 from orca_master.endpoint.embeddings import longest_input
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.truncation import truncation_of
 from orca_master.errors import RequestError
 from orca_master.llm_messages import Prompt, PromptDictionary
 

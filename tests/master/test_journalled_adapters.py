@@ -52,10 +52,11 @@ def test_a_record_has_the_files_of_an_adapter_and_no_field_without_one():
         made: dict[int, records.JournalledRequest] = {}
         array_of = records.accepted(1, request("a", adapter=adapter))
         assert ("adapter" in array_of[2]) == (adapter is not None)
-        records.replay(json.loads(json.dumps(array_of)), made, set())
+        records.replay(json.loads(json.dumps(array_of)), made, set(), pb.ModelFacts())
         assert made[1].accepted == request("a", adapter=adapter)
         again: dict[int, records.JournalledRequest] = {}
-        records.replay(json.loads(json.dumps(records.request(1, made[1]))), again, set())  # written again
+        written_again = json.loads(json.dumps(records.request(1, made[1])))
+        records.replay(written_again, again, set(), pb.ModelFacts())
         assert again[1].accepted == request("a", adapter=adapter)
 
 

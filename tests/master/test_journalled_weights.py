@@ -15,7 +15,7 @@ from orca_master.endpoint.served_models import ServedModels
 from orca_master.journal import journal as journal_module
 from orca_master.journal import records
 from orca_master.journal.journal import Journal
-from orca_master.journal.records import Accepted, Token
+from orca_master.journal.records import Accepted, JournalledRequest, Token, TokenLog
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.adapter_restorer import NO_ADAPTERS
@@ -55,7 +55,7 @@ def test_the_files_have_the_weights_of_the_last_tokens(tmp_path, weights):
     write(tmp_path, *weights)
     for _ in range(2):  # the first one begins a file without tokens
         journal = read(tmp_path)
-        assert journal.weights == (weights[-1] if weights else UNKNOWN)
+        assert journal.requests[1].weights == (weights[-1] if weights else None)
         assert len(journal.requests[1].tokens) == len(weights)
 
 
@@ -67,7 +67,7 @@ def test_a_new_file_has_the_weights_of_the_one_before(tmp_path, monkeypatch):
     for path in tmp_path.glob("*.journal"):
         if path != newest:
             path.unlink()
-    assert read(tmp_path).weights == OLD
+    assert read(tmp_path).weights_of() == OLD
 
 
 def test_weights_are_written_when_they_change_and_only_before_tokens(tmp_path):
@@ -101,8 +101,18 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     kept = [record for record in lines(tmp_path) if records.weights_of(record) is None]
     path.write_bytes(b"".join(map(records.encode, kept)))
     journal = read(tmp_path)
-    assert journal.weights == UNKNOWN
+    assert journal.requests[1].weights == UNKNOWN
     assert len(journal.requests[1].tokens) == 1
+
+
+def test_a_file_of_an_earlier_version_has_no_weights_of_the_file_before(tmp_path):
+    """An older version served for a while, with weights that nobody knows."""
+    write(tmp_path, OLD)
+    write(tmp_path, NEW)
+    path = max(tmp_path.glob("*.journal"))
+    kept = [line for line in path.read_bytes().splitlines(True) if records.weights_of(records.decode(line)) is None]
+    path.write_bytes(b"".join(kept))
+    assert [request.weights for request in read(tmp_path).requests.values()] == [OLD, UNKNOWN]
 
 
 def test_earlier_versions_read_the_files(tmp_path):
@@ -110,7 +120,7 @@ def test_earlier_versions_read_the_files(tmp_path):
     write(tmp_path, OLD, NEW)
     requests: dict[int, records.JournalledRequest] = {}
     for record in lines(tmp_path)[1:]:
-        records.replay(record, requests, set())
+        records.replay(record, requests, set(), UNKNOWN)
     assert list(requests) == [1]
     assert len(requests[1].tokens) == 2
     assert {records.previous_of(record) for record in lines(tmp_path)} == {(0, 0)}
@@ -121,40 +131,71 @@ def test_weights_that_this_version_does_not_understand_end_the_reading_of_a_file
     (path,) = tmp_path.glob("*.journal")
     with path.open("ab") as file:
         file.write(records.encode(["tokens", [0, "new", {"model.safetensors": 5}]]))
-    assert read(tmp_path).weights == OLD
+    assert read(tmp_path).weights_of() == OLD
 
 
-def resumed(tmp_path: Path, scene: Callable[[ResumableRequests, Journal, Idle], object]) -> None:
-    """Play a scene with the requests of an earlier master, which its weights OLD have begun, and weights NEW."""
-    write(tmp_path / "j", OLD)
+def play(folder: Path, scene: Callable[[Journal], object]) -> dict[str, pb.ModelFacts | None]:
+    """Let a master with the weights NEW continue all requests, after a scene, and kill it.
 
-    async def play() -> None:
-        engine, journal = Idle(), Journal(tmp_path / "j", MODEL)
-        generator = Generator(engine, TextCodec(tmp_path), ServedModels(("m",), (), engine), 1 << 20)
+    Returns the weights that the engine was given for each request.
+    """
+
+    async def run() -> Idle:
+        engine, journal = Idle(), Journal(folder, MODEL)
+        generator = Generator(engine, TextCodec(folder), ServedModels(("m",), (), engine), 1 << 20)
         resumable = ResumableRequests(journal, generator, 60, NO_ADAPTERS)
-        assert resumable.resume(lambda: NEW) == 1
-        scene(resumable, journal, engine)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        ((submission,),) = (engine.submitted,)
-        assert (submission.generated, submission.weights) == ((5,), OLD)
-        assert journal.weights_of() == NEW
+        num_resumed = resumable.resume(lambda: NEW)
+        scene(journal)
+        async with asyncio.timeout(60):
+            while len(engine.submitted) < num_resumed:
+                await asyncio.sleep(0)
+        journal.failure = "killed: nothing more is written"
         await resumable.close()
+        return engine
 
-    asyncio.run(play())
+    return {each.request_id.partition("-")[0]: each.weights for each in asyncio.run(run()).submitted}
+
+
+def begin(journal: Journal) -> None:
+    """Accept a request with a token while those of the earlier master wait."""
+    number = journal.accept(accepted("new"))
+    whole, of_others = JournalledRequest(accepted("new"), TokenLog([Token(0, 5)])), journal.content_of
+    journal.content_of = lambda other: whole if other == number else of_others(other)
+    journal.note(number, Token(0, 5))
+    journal.flush()
 
 
 def test_a_request_is_continued_with_the_weights_that_computed_its_tokens(tmp_path):
-    resumed(tmp_path, lambda resumable, journal, engine: None)
+    write(tmp_path, OLD)
+    for _ in range(2):
+        assert play(tmp_path, lambda journal: None) == {"begun": OLD}
 
 
-def test_tokens_of_new_requests_do_not_hide_the_weights_of_those_that_wait(tmp_path):
-    """A master that is killed before it has continued them would leave them to one that takes them for its own."""
+def test_tokens_of_new_requests_and_of_those_that_wait_have_their_own_weights(tmp_path):
+    """A master with either weights continues only its own after one that is killed while requests wait."""
+    write(tmp_path, OLD)
+    play(tmp_path, begin)
+    assert play(tmp_path, lambda journal: None) == {"begun": OLD, "new": NEW}
 
-    def scene(resumable: ResumableRequests, journal: Journal, engine: Idle) -> None:
-        journal.note(journal.accept(accepted("new")), Token(0, 5))
-        journal.flush()
-        assert not engine.submitted
-        assert journal.weights == OLD
 
-    resumed(tmp_path, scene)
+def test_a_request_that_is_written_again_keeps_its_weights(tmp_path, monkeypatch):
+    write(tmp_path, OLD)
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 400)
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 1_200)
+    first = min(tmp_path.glob("*.journal"))
+
+    def scene(journal: Journal) -> None:
+        while first.exists():
+            begin(journal)
+
+    play(tmp_path, scene)
+    assert play(tmp_path, lambda journal: None) == {"begun": OLD, "new": NEW}
+
+
+def test_a_request_whose_end_is_lost_keeps_the_weights_of_its_tokens(tmp_path, monkeypatch):
+    """Other weights had ended it, in a file without its end."""
+    write(tmp_path, OLD)
+    (path,) = tmp_path.glob("*.journal")
+    play(tmp_path, begin)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert play(tmp_path, lambda journal: None) == {"begun": OLD, "new": NEW}

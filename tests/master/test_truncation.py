@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.truncation import Truncation
 from orca_master.bodies.validation import check_body
-from orca_master.endpoint.truncation import Truncation
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
@@ -142,6 +142,8 @@ def test_one_token_remains_beside_an_answer_that_leaves_no_room(scripted):
         ("chat/completions", {"truncate_prompt_tokens": 1000}, "truncate_prompt_tokens", "+ 1 for the answer"),
         ("embeddings", {"truncate_prompt_tokens": 1001}, "truncate_prompt_tokens", "1001 tokens of the prompt, at"),
         ("completions", {"truncation_side": "middle"}, "truncation_side", "Input should be 'left' or 'right'"),
+        ("chat/completions", {"truncate_prompt_tokens": 5, "max_tokens": CONTEXT}, "max_tokens",
+         "5 prompt tokens + 1000 for the answer"),
     ],
 )  # fmt: skip
 def test_what_is_refused(scripted, route, fields, field, words):

@@ -12,6 +12,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.bodies.openai_requests import ChatCompletionRequest
 from orca_master.bodies.tokenize_requests import TokenizeChatRequest
 from orca_master.bodies.tools import Tool
+from orca_master.bodies.truncation import truncation_of
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
@@ -33,7 +34,6 @@ from orca_master.endpoint.openai_answers import (
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
-from orca_master.endpoint.truncation import truncation_of
 from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from orca_protos import engine_pb2 as pb
 
 from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.bodies.truncation import truncation_of
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation
@@ -24,7 +25,6 @@ from orca_master.endpoint.prompt_logprobs import (
 )
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import COMPLETIONS
-from orca_master.endpoint.truncation import truncation_of
 from orca_master.text.tokenizer import TextCodec
 
 

@@ -120,7 +120,7 @@ class ResumableRequests:
         """Continue the unfinished requests of earlier masters; return their number.
 
         A request that was continued MAX_RESUMES times without a token ends: it may crash the master. The journal has
-        the `weights` of the pipelines from then on: as long as requests wait, those that computed their tokens.
+        the `weights` of the pipelines from then on.
         """
         unfinished, self._unfinished = self._unfinished, []
         for request in unfinished:
@@ -128,8 +128,7 @@ class ResumableRequests:
                 request.end(f"{request.num_resumed} masters have ended since the request's last token")
         waiting = [request for request in unfinished if request.ended is None]
         self._waiting.update(waiting)
-        earlier = self._journal.weights
-        self._journal.weights_of = lambda: earlier if self._waiting else weights()
+        self._journal.weights_of = weights
         self._keep(asyncio.create_task(self._run_each(waiting)))
         return len(waiting)
 

@@ -49,7 +49,7 @@ class ResumableRequest:
         self._journal = journal
         self._outputs = TokenLog()
         self._weights: pb.ModelFacts | None = None
-        """Of the tokens of an earlier master, see Journal.weights; None without one."""
+        """See JournalledRequest."""
         self._waiters: list[asyncio.Future[None]] = []
         self._num_cached: dict[int, int] = {}
         """By choice, see Output; a restarted master does not know these."""
@@ -86,7 +86,7 @@ class ResumableRequest:
 
     def restore(self, journalled: JournalledRequest) -> None:
         """Take over the tokens and the end that the journal has."""
-        self._outputs, self._weights = journalled.tokens, self._journal.weights
+        self._outputs, self._weights = journalled.tokens, journalled.weights
         self.ended, self.num_resumed = journalled.ended, journalled.num_resumed
 
     async def unfinished(self, generation: Generation) -> list[Choice]:
@@ -112,7 +112,7 @@ class ResumableRequest:
 
     def content(self) -> JournalledRequest:
         """Return the request as the journal records it."""
-        return JournalledRequest(self.accepted, self._outputs, self.ended, self.num_resumed)
+        return JournalledRequest(self.accepted, self._outputs, self.ended, self.num_resumed, self._weights)
 
     # -- Recorder ------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class ResumableRequest:
             None if output.prompt_logprobs is None else output.prompt_logprobs.SerializeToString(),
         )
         self._outputs.append(token)
-        self.num_resumed = 0
+        self.num_resumed, self._weights = 0, None
         self._journal.note(self.number, token)
         if self._waiters:
             self._wake()

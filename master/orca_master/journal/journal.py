@@ -66,16 +66,14 @@ class Journal:
         """Number of remembered requests that begin in each file."""
         self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
         """Returns the content of a remembered request, by its number."""
-        self.weights = pb.ModelFacts()
-        """Identities of the weights that computed the last tokens in the files; empty: not known."""
-        self.weights_of: Callable[[], pb.ModelFacts] = lambda: self.weights
-        """Returns those of the present weights; other ones than `weights` are written before the next tokens."""
+        self._weights = pb.ModelFacts()
+        self.weights_of: Callable[[], pb.ModelFacts] = lambda: self._weights
+        """Returns the present weights, which precede the next tokens if `_weights`, the last in the files, differ."""
         self._tokens: list[Sequence[Any]] = []
         self._num_rewritten = 0
         """Bytes of the newest file that were written again, which do not count for its size."""
-        self._moving: list[int] = []
-        """Numbers of requests that begin in the file `_moving_from` and are to be written again."""
-        self._moving_from = 0
+        self._moving, self._moving_from = list[int](), 0
+        """Numbers of requests that are to be written again, and of the file in which they begin."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = lock_folder(folder)
@@ -155,7 +153,7 @@ class Journal:
         damaged: set[int] = set()
         for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
             segment = int(path.stem)
-            self._sizes[segment] = path.stat().st_size
+            self._sizes[segment], self._weights = path.stat().st_size, pb.ModelFacts()  # earlier versions write none
             with path.open("rb") as file:
                 try:
                     if (header := file.readline()) != self._header:
@@ -167,8 +165,8 @@ class Journal:
                             raise ConfigurationError(f"--journal {self._folder}: the reading was cancelled")
                         record = records.decode(line)
                         self._compare(*records.previous_of(record), damaged)
-                        self.weights = records.weights_of(record) or self.weights
-                        records.replay(record, self.requests, damaged)
+                        self._weights = records.weights_of(record) or self._weights
+                        records.replay(record, self.requests, damaged, self._weights)
                 except (RecordError, TypeError, ValueError) as error:
                     logger.warning("%s: the rest of the file is ignored: %s", path, error)
                     damaged.update(self.requests)
@@ -224,11 +222,11 @@ class Journal:
         """Write requests of the oldest file again, about `num_bytes` of them; after the last the file is deleted."""
         self._append(self._take_tokens())  # they are part of the content
         while self._moving and num_bytes > 0:
-            number = self._moving.pop()
-            if number not in self._first_segments:
+            if (number := self._moving.pop()) not in self._first_segments:
                 continue
-            line = records.encode(records.request(number, self.content_of(number)))
-            self._append(line)
+            content = self.content_of(number)
+            change = self._change_to(content.weights or self.weights_of())
+            self._append(line := change + records.encode(records.request(number, content)))
             if self.failure:
                 return
             num_bytes -= len(line)
@@ -241,16 +239,18 @@ class Journal:
     def _take_tokens(self) -> bytes:
         """Return the line of the noted tokens, after that of new weights, and forget them; empty without any."""
         tokens, self._tokens = self._tokens, []
-        line = records.encode(["tokens", *tokens]) if tokens else b""
-        if line and (weights := self.weights_of()) is not self.weights:
-            self.weights, line = weights, records.encode(records.weights(weights)) + line
-        return line
+        return self._change_to(self.weights_of()) + records.encode(["tokens", *tokens]) if tokens else b""
+
+    def _change_to(self, weights: pb.ModelFacts) -> bytes:
+        """Return the line of other weights than the last ones, empty for the same."""
+        last, self._weights = self._weights, weights
+        return b"" if weights is last or weights == last else records.encode(records.weights(weights))
 
     def _begin_segment(self, segment: int) -> bool:
         """Begin a new file; return False if that failed."""
         last = max(self._sizes, default=0)
         self._head = self._header + records.encode(records.previous(last, self._sizes.get(last, 0)))
-        self._head += records.encode(records.weights(self.weights))
+        self._head += records.encode(records.weights(self._weights))
         self._sizes[segment] = self._num_rewritten = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         try:

@@ -4,7 +4,7 @@
 |---|---|
 | Header | `["journal", VERSION, MODEL]`, the first of each file |
 | Previous | `["tokens", [0, FILE, BYTES]]`, the second of each file: the size of the file before it |
-| Weights | `["tokens", [0, SOURCE, {FILE: DIGEST}]]`, the third of each file: what computed the Tokens after it |
+| Weights | `["tokens", [0, SOURCE, {FILE: DIGEST}]]`, the third of each file: what computed the tokens after it |
 | Accepted | `["accepted", NUMBER, {…}]` |
 | Tokens | `["tokens", [NUMBER, CHOICE, TOKEN] or [NUMBER, CHOICE, TOKEN, FINISH_REASON, LOGPROBS], …]` |
 | Ended | `["ended", NUMBER, SECONDS, ERROR]` |
@@ -142,6 +142,8 @@ class JournalledRequest:
     ended: Ended | None = None
     num_resumed: int = 0
     """How often a restarted master has continued the request since its last token."""
+    weights: pb.ModelFacts | None = None
+    """Those that computed the last token, as in a Weights; None: the present ones, or no token."""
 
 
 def encode(record: list[Any]) -> bytes:
@@ -228,8 +230,10 @@ def decode(line: bytes) -> list[Any]:
     return record
 
 
-def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: set[int]) -> None:
-    """Apply a record other than a Header; raise RecordError.
+def replay(
+    record: list[Any], requests: dict[int, JournalledRequest], damaged: set[int], weights: pb.ModelFacts
+) -> None:
+    """Apply a record other than a Header; raise RecordError. `weights`: of the last Weights.
 
     Ignores tokens and ends of unknown requests, and of `damaged` requests, which lack earlier records, until a
     `resumed` record.
@@ -241,13 +245,13 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: s
                 damaged.discard(number)
             case ["request", int(number), dict(fields), list(tokens), int(num_resumed), end]:
                 ended_as = None if end is None else Ended(*end)
-                whole = JournalledRequest(_accepted_of(fields), TokenLog(), ended_as, num_resumed)
+                whole = JournalledRequest(_accepted_of(fields), TokenLog(), ended_as, num_resumed, weights)
                 for output in tokens:
                     _replay_token(output, whole.tokens)
                 requests[number] = whole
                 damaged.discard(number)
             case ["tokens", *outputs]:
-                _replay_tokens(outputs, requests, damaged)
+                _replay_tokens(outputs, requests, damaged, weights)
             case ["resumed", *numbers]:
                 damaged.difference_update(numbers)
                 for number in requests.keys() & set(numbers):
@@ -264,11 +268,13 @@ def replay(record: list[Any], requests: dict[int, JournalledRequest], damaged: s
         raise RecordError(str(error)) from error
 
 
-def _replay_tokens(outputs: list[Any], requests: dict[int, JournalledRequest], damaged: set[int]) -> None:
+def _replay_tokens(
+    outputs: list[Any], requests: dict[int, JournalledRequest], damaged: set[int], weights: pb.ModelFacts
+) -> None:
     for output in outputs:
         if (whole := None if output[0] in damaged else requests.get(output[0])) is not None:
             _replay_token(output, whole.tokens)
-            whole.num_resumed = 0
+            whole.num_resumed, whole.weights = 0, weights
 
 
 def _accepted_of(fields: dict[str, Any]) -> Accepted:
