@@ -181,10 +181,11 @@ class CompletionFormat:
 
 async def token_prompts(body: CompletionRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
     """Return the prompts as token ids, cut as the body says; raise RequestError without a tokenizer."""
-    prompts = [body.prompt] if isinstance(body.prompt[0], int) else body.prompt
-    tokens = cast("list[Sequence[int]]", prompts)
+    tokens: list[Sequence[int]]
     if body.texts is not None:
         tokens = [await endpoint.encode(text, "prompt", owner, body.add_special_tokens) for text in body.texts]
+    else:
+        tokens = cast("list[Sequence[int]]", [body.prompt] if isinstance(body.prompt[0], int) else body.prompt)
     if (wanted := body.truncate_prompt_tokens) is None:
         return tokens
     truncation = truncation_of(wanted, body.truncation_side, endpoint.engine.status.longest, max(1, body.max_tokens))
