@@ -123,7 +123,8 @@ def test_earlier_versions_read_the_files(tmp_path):
         records.replay(record, requests, set(), UNKNOWN)
     assert list(requests) == [1]
     assert len(requests[1].tokens) == 2
-    assert {records.previous_of(record) for record in lines(tmp_path)} == {(0, 0)}
+    sizes = [size for record in lines(tmp_path) if (size := records.previous_of(record)) is not None]
+    assert sizes == [(0, 0)]
 
 
 def test_weights_that_this_version_does_not_understand_end_the_reading_of_a_file(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +11,10 @@ import pytest
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.prompt_logprobs import TokenTexts
 from orca_master.errors import RequestError
-from orca_master.llm import CLOSED, LLM
 from orca_master.llm_messages import Logprob, SamplingParams, output_of
-from orca_master.loop_thread import LoopThread
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
-from support.scripted_engine import END, Scripted, make_model
+from support.scripted_engine import END, Scripted, llm_of, make_model
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ mark }} {% endfor %}"
 
@@ -29,14 +26,8 @@ def scripted(tmp_path) -> Scripted:
 
 @pytest.fixture
 def llm(scripted) -> Iterator[Any]:
-    made: Any = object.__new__(LLM)
-    made._loop = LoopThread("llm", CLOSED)
-    made._stack = contextlib.ExitStack()
-    made._stack.callback(made._loop.close)
-    made._stack.callback(lambda: made._loop.submit(scripted.template.__aexit__(None, None, None)).result())
-    made._endpoint = scripted.endpoint
-    yield made
-    made.close()
+    with llm_of(scripted) as made:
+        yield made
 
 
 def test_the_first_example_of_vllm(llm):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from orca_master.errors import RequestError
-from orca_master.llm import CLOSED, LLM
 from orca_master.llm_messages import SamplingParams
-from orca_master.loop_thread import LoopThread
-from support.scripted_engine import END, Scripted, make_model
+from support.scripted_engine import END, Scripted, llm_of, make_model
 from tokenizers import Tokenizer, processors
 
 CONTEXT = 10_000
@@ -33,14 +30,8 @@ def scripted(tmp_path) -> Scripted:
 
 @pytest.fixture
 def llm(scripted) -> Iterator[Any]:
-    made: Any = object.__new__(LLM)
-    made._loop = LoopThread("llm", CLOSED)
-    made._stack = contextlib.ExitStack()
-    made._stack.callback(made._loop.close)
-    made._stack.callback(lambda: made._loop.submit(scripted.template.__aexit__(None, None, None)).result())
-    made._endpoint = scripted.endpoint
-    yield made
-    made.close()
+    with llm_of(scripted) as made:
+        yield made
 
 
 def ids(scripted: Scripted, text: str) -> list[int]:

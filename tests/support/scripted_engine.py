@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
+from orca_master.llm import CLOSED, LLM
+from orca_master.loop_thread import LoopThread
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
@@ -120,3 +123,16 @@ class Scripted:
     def prompt(self) -> str:
         """The last prompt as text."""
         return self.codec.decode(list(self.engine.submissions[-1].prompt))
+
+
+@contextlib.contextmanager
+def llm_of(scripted: Scripted) -> Iterator[Any]:
+    """Yield an LLM over the engine of `scripted`, without workers."""
+    made: Any = object.__new__(LLM)
+    made._loop = LoopThread("llm", CLOSED)
+    made._stack = contextlib.ExitStack()
+    made._stack.callback(made._loop.close)
+    made._stack.callback(lambda: made._loop.submit(scripted.template.__aexit__(None, None, None)).result())
+    made._endpoint = scripted.endpoint
+    yield made
+    made.close()

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -304,20 +305,30 @@ def test_a_rank_that_closes_its_socket_and_lives_on_is_killed(monkeypatch):
 
 
 def test_a_process_that_a_rank_leaves_behind_delays_no_report_of_its_end(tmp_path, monkeypatch):
-    """It has the rank's standard error."""
+    """It has the rank's standard error. The rank ends when its controller has noticed the end of the socket."""
+    noticed = tmp_path / "noticed"
+
+    async def noticing(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+        noticed.touch()
+        return await exit_code(process, seconds)
+
+    monkeypatch.setattr(rank_process, "exit_code", noticing)
     monkeypatch.setattr(rank_process, "EXIT_SECONDS", 1000.0)
     program = """
 import os, subprocess, sys, time
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
 open(sys.argv[1], "w").write(str(left.pid))
-os.close(int(sys.argv[3]))
-time.sleep(0.3)  # the end of the socket is noticed first
+os.close(int(sys.argv[4]))
+for _ in range(6000):
+    if os.path.exists(sys.argv[2]):
+        break
+    time.sleep(0.01)
 os._exit(3)
 """
     left = tmp_path / "left"
 
     async def run() -> None:
-        command = (sys.executable, "-c", program, str(left))
+        command = (sys.executable, "-c", program, str(left), str(noticed))
         rank = await spawned({}, command, lambda _: None, lambda _: None, nothing_asked)
         try:
             with pytest.raises(FaultError, match="rank 0 ended: exit code 3"):

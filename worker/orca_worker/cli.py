@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     configure_logging(arguments.log_format, arguments.log_level)
     if not on_unix and not arguments.tls_dir and not arguments.insecure:
         parser.error(f"--listen {arguments.listen}: {WAYS_OUT}")
-    # A master on a Unix socket is alone with its workers on this machine, so that ranks may be pinned to cores.
+    # Pinned like the ranks of a Load (serving.py).
     early = start_ranks(arguments.start_ranks.starts({}, may_pin=on_unix)) if arguments.start_ranks else []
     with uncollected():  # gRPC and asyncio, while the ranks import torch
         import asyncio

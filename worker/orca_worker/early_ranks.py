@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def rank_places(text: str) -> RankPlaces:
-    """Convert COUNT:FIRST:TOTAL:DEVICE[:BACKEND] (argparse type). All ranks are on this machine: by its loopback."""
+    """Convert COUNT:FIRST:TOTAL:DEVICE[:BACKEND] (argparse type). The ranks communicate over the loopback interface."""
     match = PATTERN.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: COUNT:FIRST:TOTAL:DEVICE[:BACKEND] is expected, such as 1:0:1:cpu")

@@ -1,9 +1,10 @@
 """`Journal`: an append-only log of accepted requests and their tokens, in files of one folder.
 
-A line is written to the kernel before the client receives the token: the death of the process loses nothing, that of
-the machine little (syncer.py). A file is deleted when all requests that begin in it or in earlier files are forgotten.
-Beyond COMPACT_BYTES those that begin in the oldest file are written again into the newest, a few with each line. When
-writing fails, the journal is off until the next start, and serving goes on. Prompts: only the owner may read the files.
+A line is written to the kernel before the client receives the token, so that the death of the process loses nothing,
+and that of the machine little (syncer.py). A file is deleted as soon as all requests that begin in it or in earlier
+files are forgotten. Beyond COMPACT_BYTES the requests that begin in the oldest file are written again into the newest,
+a few with each line. When writing fails, the journal is off until the next start, and serving goes on. Files contain
+prompts: only their owner may read them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +22,12 @@ from orca_protos import engine_pb2 as pb
 from orca_master.errors import ConfigurationError
 from orca_master.journal import records
 from orca_master.journal.folder_lock import lock_folder
-from orca_master.journal.records import Accepted, Ended, JournalledRequest, RecordError, Token
+from orca_master.journal.reading import read_folder, segment_path
+from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token
 from orca_master.journal.syncer import Syncer
 
 logger = logging.getLogger(__name__)
 
-SEGMENT_NAME = re.compile(r"\d{8}\.journal", re.ASCII)
 SEGMENT_BYTES = 8 << 20
 """Size after which a new file begins."""
 MAX_BYTES = 256 << 20
@@ -49,42 +49,42 @@ class Journal:
     def __init__(
         self, folder: Path, model: str, is_cancelled: Callable[[], bool] = lambda: False, max_bytes: int = MAX_BYTES
     ) -> None:
-        self.requests: dict[int, JournalledRequest] = {}
         self.failure = ""
         """Why the journal is off, "" while it is on."""
         self._folder = folder
         self._header = self._head = records.encode(records.header(model))
         """The first record of each file; the first three of the newest one."""
         self._max_bytes = max_bytes
-        self._sizes: dict[int, int] = {}
-        """Bytes of each file, by its number in ascending order."""
-        self._first_segments: dict[int, int] = {}
-        """Number of the file in which each remembered request begins."""
-        self._unfinished: set[int] = set()
-        """Numbers of the remembered requests that have not ended."""
-        self._num_beginnings: Counter[int] = Counter()
-        """Number of remembered requests that begin in each file."""
-        self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
-        """Returns the content of a remembered request, by its number."""
-        self._weights = pb.ModelFacts()
-        self.weights_of: Callable[[], pb.ModelFacts] = lambda: self._weights
-        """Returns the present weights, which precede the next tokens if `_weights`, the last in the files, differ."""
         self._tokens: list[Sequence[Any]] = []
         self._num_rewritten = 0
         """Bytes of the newest file that were written again, which do not count for its size."""
-        self._moving, self._moving_from = list[int](), 0
-        """Numbers of requests that are to be written again, and of the file in which they begin."""
+        self._moving: list[int] = []
+        """Numbers of requests that begin in the file `_moving_from` and are to be written again."""
+        self._moving_from = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = lock_folder(folder)
             try:
-                self._read(is_cancelled)
+                contents = read_folder(folder, self._header, is_cancelled)
             except BaseException:
                 os.close(self._lock_file)
                 raise
         except OSError as error:
             raise ConfigurationError(f"--journal {folder}: {error.strerror}") from error
-        self._next_number, self._descriptor = max(self._first_segments, default=0) + 1, -1
+        self.requests = contents.requests
+        self.content_of: Callable[[int], JournalledRequest] = self.requests.__getitem__
+        """Returns the content of a remembered request, by its number."""
+        self._unfinished = {number for number, whole in self.requests.items() if whole.ended is None}
+        """Numbers of the remembered requests that have not ended."""
+        self._sizes = contents.sizes
+        self._first_segments = contents.first_segments
+        self._num_beginnings = Counter(self._first_segments.values())
+        """Number of remembered requests that begin in each file."""
+        self._weights = contents.weights
+        self.weights_of: Callable[[], pb.ModelFacts] = lambda: self._weights
+        """Returns the present weights, which precede the next tokens if `_weights`, the last in the files, differ."""
+        self._next_number = max(self._first_segments, default=0) + 1
+        self._descriptor = -1
         self._syncer = Syncer(folder, self._fail)
         self._begin_segment(max(self._sizes, default=0) + 1)
 
@@ -146,43 +146,11 @@ class Journal:
     # -- files ---------------------------------------------------------------------------------------
 
     def _path(self, segment: int) -> Path:
-        return self._folder / f"{segment:08d}.journal"
+        return segment_path(self._folder, segment)
 
-    def _read(self, is_cancelled: Callable[[], bool]) -> None:
-        """Read all files. What follows a damaged line in a file, usually the last line before a power cut, is lost."""
-        damaged: set[int] = set()
-        for path in sorted(path for path in self._folder.iterdir() if SEGMENT_NAME.fullmatch(path.name)):
-            segment = int(path.stem)
-            self._sizes[segment], self._weights = path.stat().st_size, pb.ModelFacts()  # earlier versions write none
-            with path.open("rb") as file:
-                try:
-                    if (header := file.readline()) != self._header:
-                        records.decode(header)  # a damaged one is an error: the file may have tokens of these requests
-                        logger.warning("%s: ignored: it is for another model or of another version", path)
-                        continue
-                    for line in file:
-                        if is_cancelled():
-                            raise ConfigurationError(f"--journal {self._folder}: the reading was cancelled")
-                        record = records.decode(line)
-                        self._compare(*records.previous_of(record), damaged)
-                        self._weights = records.weights_of(record) or self._weights
-                        records.replay(record, self.requests, damaged, self._weights)
-                except (RecordError, TypeError, ValueError) as error:
-                    logger.warning("%s: the rest of the file is ignored: %s", path, error)
-                    damaged.update(self.requests)
-            for number in self.requests.keys() - self._first_segments.keys():
-                self._begins(number, segment)
-        self._unfinished = {number for number, whole in self.requests.items() if whole.ended is None}
-
-    def _compare(self, segment: int, num_bytes: int, damaged: set[int]) -> None:
-        """Compare a file with the size that it had; if records are lost, all requests before it are damaged."""
-        if self.requests and self._sizes.get(segment, 0) != num_bytes:
-            logger.warning("%s: it lacks its end: later tokens of its requests are ignored", self._path(segment))
-            damaged.update(self.requests)
-
-    def _begins(self, number: int, segment: int | None = None) -> None:
-        """Note that a request begins in a file, by default the newest."""
-        self._first_segments[number] = segment = max(self._sizes) if segment is None else segment
+    def _begins(self, number: int) -> None:
+        """Note that a request begins in the newest file."""
+        self._first_segments[number] = segment = max(self._sizes)
         self._num_beginnings[segment] += 1
 
     def _delete_unneeded(self) -> None:

@@ -162,12 +162,12 @@ def previous(file: int, num_bytes: int) -> list[Any]:
     return ["tokens", [0, file, num_bytes]]
 
 
-def previous_of(record: list[Any]) -> tuple[int, int]:
-    """Return file and bytes of a Previous, (0, 0) for other records: no file has the number 0."""
+def previous_of(record: list[Any]) -> tuple[int, int] | None:
+    """Return file and bytes of a Previous, None for other records."""
     match record:
         case ["tokens", [0, int(file), int(num_bytes)]]:
             return file, num_bytes
-    return 0, 0
+    return None
 
 
 def weights(facts: pb.ModelFacts) -> list[Any]:

@@ -209,7 +209,7 @@ class ChatTemplate:
                     answer: dict[str, Any] = json.loads(await process.stdout.readexactly(size))
                     return answer
                 except (OSError, asyncio.IncompleteReadError):
-                    await process.wait()  # `kill` could take its exit code from asyncio
+                    await process.wait()  # asyncio takes the exit code: a `kill` before that could take it instead
         return None
 
     async def _end(self) -> int:
