@@ -21,6 +21,7 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 if TYPE_CHECKING:  # the controller imports the model families without torch
     import torch
 
+    from orca_kernels.likeliest import Likeliest
     from orca_kernels.low_rank import LowRank
     from orca_kernels.quantization import QuantizedWeight
 
@@ -237,6 +238,12 @@ class Kernels(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """Prepare W [outputs, inputs] and b [outputs]; the map takes ownership of the tensors."""
+
+    def likeliest(self, weight: torch.Tensor, linear: LinearMap) -> Likeliest | None:
+        """Prepare the search for the largest outputs of `linear`, the map of W [outputs, inputs] without bias.
+
+        Returns None if it saves nothing or is not supported.
+        """
 
     def low_rank(self, inputs: int) -> LowRank:
         """Prepare the products of adapters for a linear map with so many inputs; no adapter changes the map yet."""

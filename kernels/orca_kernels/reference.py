@@ -22,6 +22,7 @@ from orca_kernels.interface import (
     block_pools,
 )
 from orca_kernels.kv_quantization import dequantize_rows, quantize_rows
+from orca_kernels.likeliest import Likeliest
 from orca_kernels.low_rank import AdapterRows, LowRank
 from orca_kernels.quantization import INTEGER_ACTIVATIONS, QuantizedWeight
 
@@ -216,6 +217,10 @@ class ReferenceKernels:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMap:
         """See Kernels.linear."""
         return ReferenceLinear(weight, bias)
+
+    def likeliest(self, weight: torch.Tensor, linear: LinearMap) -> Likeliest | None:
+        """See Kernels.likeliest."""
+        return None
 
     def low_rank(self, inputs: int) -> LowRank:
         """See Kernels.low_rank."""

@@ -72,6 +72,10 @@ class FusedSampler:
         self._kernels.note(tokens, at_admission, self._vocabulary)
         self._kernels.note(batch.tokens, notes, self._vocabulary)
 
+    def takes_likeliest(self, iteration: pb.Iteration, batch: IterationBatch) -> bool:
+        """See Sampler: never, because one launch samples all kinds of rows."""
+        return False
+
     def sample(self, logits: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch) -> Sampled:
         """See Sampler."""
         wanted = batch.sampling.logprobs

@@ -16,6 +16,7 @@ from orca_worker.draft_model import DraftModel
 from orca_worker.loaded_partition import LoadedPartition
 from orca_worker.prompt_results import start_prompt_results
 from orca_worker.rows import IterationBatch, RowTable
+from orca_worker.sampler import Sampled
 from orca_worker.token_masks import TokenMasks
 
 Write = Callable[[pb.IterationResult], None]
@@ -65,10 +66,8 @@ class Head:
             output = output[batch.prompt.sampling]
         tokens = torch.zeros_like(batch.rows)  # what ranks without all columns add to rank 0's
         if len(batch.rows):
-            logits = model.logits(output)
-            if self._samples:
-                self._masks.apply(logits, iteration)
-                sampled = self._sampler.sample(logits, iteration, batch)
+            sampled = self._sample(output, iteration, batch)
+            if sampled is not None:
                 on_host, tokens = self._copies.start(*sampled.results), sampled.tokens
                 yield lambda result: sampled.write(on_host(), result)
             if model.spec.first or self._draft_model is not None:
@@ -79,3 +78,16 @@ class Head:
             self._draft_model.note(iteration, tokens)
             if iteration.num_drafts:
                 yield self._draft_model.draft(iteration, self._table, self._sampler, self._clock)
+
+    def _sample(self, output: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch) -> Sampled | None:
+        """Sample a token for each row of the layers' `output` [K, H]; return None if another rank samples."""
+        model = self._loaded.model
+        if self._samples and not iteration.masked_row and self._sampler.takes_likeliest(iteration, batch):
+            tokens = model.likeliest(output)
+            if tokens is not None:
+                return Sampled.of_tokens(tokens)
+        logits = model.logits(output)
+        if not self._samples:
+            return None
+        self._masks.apply(logits, iteration)
+        return self._sampler.sample(logits, iteration, batch)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from orca_kernels import interface
 from orca_kernels.interface import AnyPools, Attention, Kernels, LinearMap, Pools, RaggedBatch, Rotation
+from orca_kernels.likeliest import Likeliest
 from orca_kernels.reference import ReferenceAttention
 from torch.nn import functional
 
@@ -111,8 +112,12 @@ class VocabularyEmbedding:
 class Head:
     """Map to logits, split over the ranks by vocabulary and gathered to rank 0."""
 
-    def __init__(self, linear_map: LinearMap, vocabulary: int, group: TensorParallelGroup) -> None:
+    def __init__(
+        self, linear_map: LinearMap, vocabulary: int, group: TensorParallelGroup, likeliest: Likeliest | None
+    ) -> None:
+        """`likeliest`: finds the largest logits without computing all; None if a rank has only some of the columns."""
         self.map = linear_map
+        self.likeliest = likeliest
         self.vocabulary = vocabulary
         self.group = group
 

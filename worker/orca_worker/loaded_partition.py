@@ -131,6 +131,7 @@ def load_partition(
         kv_cache_dtype(request),
         read_adapters(request.adapter, config, checkpoint.names),
         bool(request.runtime_adapters),
+        not config.embeds_only,
     )
     with _demanded(backend):
         model = build(config, checkpoint, spec)

@@ -70,16 +70,20 @@ class LogitProcessors:
 
     def apply(self, logits: torch.Tensor, iteration: pb.Iteration) -> torch.Tensor:
         """Return processed logits [K, vocabulary] of the K requests that sample; the input is not changed."""
-        if not self._rows:
-            return logits
-        sampling = [row for row, samples in zip(iteration.row, iteration.sample, strict=True) if samples]
-        places = [place for place, row in enumerate(sampling) if row in self._rows]
+        places = self.places(iteration)
         if not places:
             return logits
         processed = logits.clone()
-        for place in places:
-            _process(processed[place], self._rows[sampling[place]])
+        for place, row in places.items():
+            _process(processed[place], self._rows[row])
         return processed
+
+    def places(self, iteration: pb.Iteration) -> dict[int, int]:
+        """Return the rows that need processing, by their places among the rows that sample."""
+        if not self._rows:
+            return {}
+        sampling = [row for row, samples in zip(iteration.row, iteration.sample, strict=True) if samples]
+        return {place: row for place, row in enumerate(sampling) if row in self._rows}
 
     def _note(self, state: _Row, tokens: torch.Tensor, position: int) -> None:
         """Note tokens of a row from `position` on."""

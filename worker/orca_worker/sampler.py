@@ -31,6 +31,11 @@ class Sampled:
     write: Callable[[Sequence[torch.Tensor], pb.IterationResult], None]
     """Writes tokens and log probabilities to a result, from copies of `results` on the host."""
 
+    @classmethod
+    def of_tokens(cls, tokens: torch.Tensor) -> Sampled:
+        """Return the outcome of tokens [K] int64 without log probabilities."""
+        return cls(tokens, [tokens], lambda on_host, result: result.token.extend(on_host[0].tolist()))
+
 
 class Sampler(Protocol):
     """Samples the tokens of all rows."""
@@ -40,6 +45,12 @@ class Sampler(Protocol):
 
     def observe(self, iteration: pb.Iteration, batch: IterationBatch) -> None:
         """Record the admissions of an iteration and its input tokens."""
+
+    def takes_likeliest(self, iteration: pb.Iteration, batch: IterationBatch) -> bool:
+        """Return True if `sample` would take the token with the largest logit of every row, and nothing beside.
+
+        Masks are not considered.
+        """
 
     def sample(self, logits: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch) -> Sampled:
         """Sample a token for each row of `logits` float32 [K, vocabulary], K > 0."""
@@ -58,6 +69,12 @@ class TorchSampler:
     def observe(self, iteration: pb.Iteration, batch: IterationBatch) -> None:
         """See Sampler."""
         self._processors.observe(iteration, batch.tokens)
+
+    def takes_likeliest(self, iteration: pb.Iteration, batch: IterationBatch) -> bool:
+        """See Sampler."""
+        rows = batch.sampling
+        is_greedy = not (rows.temperature > 0).any() and not (rows.logprobs >= 0).any()
+        return is_greedy and not self._processors.places(iteration)
 
     def sample(self, logits: torch.Tensor, iteration: pb.Iteration, batch: IterationBatch) -> Sampled:
         """See Sampler."""

@@ -5,6 +5,7 @@
 #include "grouped_integer_linear.h"
 #include "integer_attention.h"
 #include "integer_linear.h"
+#include "likeliest.h"
 #include "linear.h"
 #include "low_rank.h"
 #include "quantized_linear.h"
@@ -218,4 +219,44 @@ ORCA_FOR_EACH_TYPE(ORCA_DEFINE_BYTES)
 #define ORCA_DEFINE_INTEGER_TILES(name, T) \
   ORCA_DEFINE_INTEGER_LINEAR(w8a8_tiles_##name, T, IntegerTileCall, TileBlocks<orca::IntegerTileCall<T>>)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_INTEGER_TILES)
+#endif
+
+// The largest output of each row. `decided` is set to 1, or to 0 if all outputs must be computed.
+#define ORCA_DEFINE_MOST_LIKELY(name, T, Call, Blocks, Products)                                                      \
+  ORCA_EXPORT void orca_likeliest_##name(const T *x, const uint32_t *panels, const uint32_t *numbers,                 \
+                                         const float *scales, const float *errors, const float *norms, T *y,          \
+                                         int64_t *places, int64_t *decided, int64_t rows, int64_t inputs,             \
+                                         int64_t outputs, int64_t most) {                                             \
+    const orca::Call call{{x, nullptr, nullptr, y, nullptr, rows, inputs, outputs}, panels};                          \
+    const orca::Copy copy{numbers, scales, errors, norms};                                                            \
+    *decided = orca::likeliest<orca::Products, orca::Blocks<orca::Call>>(call, copy, places, most);                   \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(likeliest_##name)
+
+#if defined(ORCA_VNNI)
+#define ORCA_DEFINE_LIKELIEST(kind, name, T, Call, Blocks)                        \
+  ORCA_DEFINE_MOST_LIKELY(kind##name, T, Call, Blocks, PairProducts)              \
+  ORCA_DEFINE_MOST_LIKELY(kind##vnni_##name, T, Call, Blocks, ByteProducts)
+#else
+#define ORCA_DEFINE_LIKELIEST(kind, name, T, Call, Blocks) \
+  ORCA_DEFINE_MOST_LIKELY(kind##name, T, Call, Blocks, PairProducts)
+#endif
+
+#define ORCA_DEFINE_COPY(name, T)                                                                                     \
+  ORCA_EXPORT void orca_make_copy_##name(const T *weight, uint32_t *panels, float *scales, float *errors,             \
+                                         float *norms, int64_t inputs, int64_t outputs) {                             \
+    orca::make_copy(weight, panels, scales, errors, norms, inputs, outputs);                                          \
+  }                                                                                                                   \
+  ORCA_DEFINE_RUN(make_copy_##name)
+
+#if defined(ORCA_MULTIPLY_ADD)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_COPY)
+ORCA_DEFINE_LIKELIEST(, float32, float, LinearCall<float>, RowBlocks)
+ORCA_DEFINE_LIKELIEST(, bfloat16, orca::BFloat16, WideCall, RowBlocks)
+#endif
+#if defined(__AVX512BF16__)
+ORCA_DEFINE_LIKELIEST(dots_, bfloat16, orca::BFloat16, LinearCall<orca::BFloat16>, RowBlocks)
+#endif
+#if defined(__AMX_BF16__)
+ORCA_DEFINE_LIKELIEST(tiles_, bfloat16, orca::BFloat16, TileCall, TileBlocks)
 #endif

@@ -14,12 +14,14 @@ import torch
 from orca_kernels.cpu.calls import INTEGER, POINTER, REAL, Calls, Function
 from orca_kernels.cpu.heap import return_freed_memory
 from orca_kernels.cpu.library import CpuLibrary
+from orca_kernels.cpu.likeliest import CopiedLikeliest, copied
 from orca_kernels.cpu.low_rank import PanelLowRank
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
 from orca_kernels.cpu.panel_linear import WORD_BYTES, PanelLinear, padded, panels_of
 from orca_kernels.cpu.panel_memory import PanelMemory
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
 from orca_kernels.interface import AnyPools, Attention, AttentionForm, LinearMap, RaggedBatch, block_pools
+from orca_kernels.likeliest import Likeliest
 from orca_kernels.low_rank import LowRank
 from orca_kernels.quantization import BITS, INTEGER_ACTIVATIONS, W8A8, WEIGHT_ONLY, QuantizedWeight
 from orca_kernels.reference import ReferenceAttention, ReferenceKernels, ReferenceLinear
@@ -51,8 +53,12 @@ PRODUCT_SIGNATURES: dict[str, list[Any]] = {
 QUANTIZED_LINEAR: list[Any] = [POINTER] * 8 + [INTEGER] * 4
 """Arguments of the functions for groups of inputs, which all targets have but x86-64 without AVX2."""
 W8A8_LINEAR: list[Any] = [POINTER] * 7 + [INTEGER] * 3
+MAKE_COPY: list[Any] = [POINTER] * 5 + [INTEGER] * 2
+LIKELIEST: list[Any] = [POINTER] * 9 + [INTEGER] * 4
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
+MOST_ROWS = {torch.float32: 32, torch.bfloat16: 8}
+"""Rows for which the copy of cpu/likeliest.h saves time: with more, its products take as long as all outputs."""
 MOST_DIMENSIONS = 512
 """Dimensions of a head whose sums of products fit into 32 bits (cpu/integer_attention.h)."""
 
@@ -131,11 +137,12 @@ class CpuKernels(ReferenceKernels):
         self.fixed_order = own_products
         signatures = SIGNATURES | PRODUCT_SIGNATURES if own_products else SIGNATURES
         self._functions = {name: self.calls.function(f"{name}_{suffix}", types) for name, types in signatures.items()}
+        product_kind = ""
         if own_products and dtype == torch.bfloat16 and (library.tiles or library.dot_products):
             self.name += ", tiles" if library.tiles else ", dot products"
+            product_kind = "tiles_" if library.tiles else "dots_"
             for name in ("linear", "low_rank", "attention") if library.tiles else ("linear", "low_rank"):
-                kind = "tiles" if library.tiles else "dots"
-                self._functions[name] = self.calls.function(f"{name}_{kind}_{suffix}", signatures[name])
+                self._functions[name] = self.calls.function(f"{name}_{product_kind}{suffix}", signatures[name])
         weight_only = WEIGHT_ONLY if hasattr(library, "orca_pack_int8") else ()
         self.quantized_products = frozenset(BITS if weight_only else (W8A8,))
         for quantization in weight_only:
@@ -149,6 +156,11 @@ class CpuKernels(ReferenceKernels):
         if vnni and hasattr(library, f"orca_attention_int8_vnni_{suffix}"):
             attend = self.calls.function(f"attention_int8_vnni_{suffix}", SIGNATURES["attention_int8"])
             self._functions["attention_int8_vnni"] = attend
+        if own_products:
+            self._functions["make_copy"] = self.calls.function(f"make_copy_{suffix}", MAKE_COPY)
+            bytes_kind = "vnni_" if library.vnni else ""
+            find = f"likeliest_{product_kind}{bytes_kind}{suffix}"
+            self._functions["likeliest"] = self.calls.function(find, LIKELIEST)
         kind = "_tiles" if library.tiles else vnni
         self._functions["pack_groups"] = self.calls.function("pack_groups", PACK)
         self._functions["pack_w8a8"] = self.calls.function("pack_w8a8", PACK)
@@ -163,6 +175,15 @@ class CpuKernels(ReferenceKernels):
         empty = partial(self._panel_memory.empty, dtype=weight.dtype)
         panels = panels_of(self._functions["pack"], weight, empty)
         return PanelLinear(self.calls, self._functions["linear"], (outputs, inputs), (panels,), bias)
+
+    def likeliest(self, weight: torch.Tensor, linear: LinearMap) -> Likeliest | None:
+        """See Kernels.likeliest."""
+        if not isinstance(linear, PanelLinear) or weight.shape[1] > MOST_INPUTS:
+            return None
+        copy = copied(self._functions["make_copy"], weight, self._panel_memory)
+        if copy is None:
+            return None
+        return CopiedLikeliest(linear, self._functions["likeliest"], copy, MOST_ROWS[self._dtype])
 
     def low_rank(self, inputs: int) -> LowRank:
         """See Kernels.low_rank."""

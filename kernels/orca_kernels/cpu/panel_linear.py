@@ -32,8 +32,8 @@ class PanelLinear:
 
         `options`: the last arguments of `product`.
         """
-        self._outputs, self._inputs = shape
-        self._panels = panels
+        self.shape = shape
+        self.panels = panels
         self._bias = bias
         self._calls = calls
         self._product = product
@@ -60,7 +60,7 @@ class PanelLinear:
         return y
 
     def _output(self, x: torch.Tensor) -> torch.Tensor:
-        return self._calls.empty((len(x), self._outputs), x.dtype)
+        return self._calls.empty((len(x), self.shape[0]), x.dtype)
 
     def _run(
         self,
@@ -70,17 +70,19 @@ class PanelLinear:
         residual: torch.Tensor | None = None,
     ) -> None:
         x = x.contiguous()
+        outputs, inputs = self.shape
         self._product(
             x.data_ptr(),
-            *map(_pointer, (*self._panels, self._bias, residual, y, activated)),
+            *map(pointer, (*self.panels, self._bias, residual, y, activated)),
             len(x),
-            self._inputs,
-            self._outputs,
+            inputs,
+            outputs,
             *self._options,
         )
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's elements, None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 

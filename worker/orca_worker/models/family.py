@@ -164,6 +164,8 @@ class PartitionSpec:
     """Of the model's linear maps."""
     adapters_change: bool = False
     """True if others are loaded and removed while the model runs."""
+    generates: bool = True
+    """False if no token is ever sampled, as of a model for embeddings."""
 
     @property
     def first(self) -> bool:
@@ -212,3 +214,10 @@ class ModelPartition(ABC):
 
         [rows, vocabulary] on rank 0, some of the columns on other ranks.
         """
+
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return the tokens int64 [rows] with the largest `logits`, of equal ones the first; None: compute the logits.
+
+        Last partition only.
+        """
+        return None

@@ -137,3 +137,7 @@ class Gemma2Partition(LlamaPartition):
         """See ModelPartition."""
         logits = super().logits(hidden)
         return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap
+
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """See ModelPartition: the cap makes some different logits equal."""
+        return super().likeliest(hidden) if self.logit_cap is None else None

@@ -264,3 +264,7 @@ class LlamaPartition(ModelPartition):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ModelPartition."""
         return self.head(self.final_norm(hidden)).float()
+
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """See ModelPartition."""
+        return None if self.head.likeliest is None else self.head.likeliest(self.final_norm(hidden))

@@ -235,7 +235,12 @@ class Parts:
             weight = self._quantized(MapPart(vocabulary, size, part, slice(0, size)), scope)
         else:
             weight = self.vocabulary_table(name, vocabulary, size)
-        return Head(self._linear(weight, None), vocabulary, self.group)
+        linear = self._linear(weight, None)
+        spec, likeliest = self.spec, None
+        # A rank with some of the columns does not know the largest logits; integers have no smaller copy.
+        if spec.generates and self.group.size == 1 and isinstance(weight, torch.Tensor) and spec.quantization == "none":
+            likeliest = spec.kernels.likeliest(weight, linear)
+        return Head(linear, vocabulary, self.group, likeliest)
 
     def rotary(self, rope: Rope, head_dim: int) -> Rotary:
         """Return cosines and sines for every position of the longest sequence."""
