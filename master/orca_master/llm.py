@@ -45,8 +45,9 @@ from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, check_min_tokens, salt_of
+from orca_master.endpoint.generation import Generation, salt_of
 from orca_master.endpoint.prompt_logprobs import TokenTexts
+from orca_master.endpoint.token_choice import check_min_tokens
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.llm_messages import (

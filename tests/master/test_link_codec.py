@@ -62,6 +62,7 @@ from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
+from orca_master.scheduling.allowed_tokens import AllowedTokens
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason, ServiceClass
@@ -100,6 +101,7 @@ sampling = build(
     logprobs=st.none() | uint32,
     prompt_logprobs=st.none() | uint32,
     bad_words=st.lists(st.lists(uint32, max_size=4).map(tuple), max_size=4).map(BadWordTokens),
+    allowed_token_ids=st.binary(max_size=9).map(AllowedTokens),
 )
 grammars = build(
     Grammar,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import httpx
@@ -299,3 +300,23 @@ def test_null_means_the_default(served):
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
     assert answer.status_code == 200
     assert json.loads(answer.text)["usage"]["completion_tokens"] >= 1
+
+
+def test_only_allowed_tokens_are_generated_also_in_streams(client):
+    allowed = {*range(48, 58), 97, 101}
+    options = {"max_tokens": 60, "extra_body": {"allowed_token_ids": [*allowed]}}
+    whole = complete(client, max_tokens=60).choices[0].token_ids
+    answer = complete(client, **options).choices[0]
+    assert len(answer.token_ids) == 60
+    assert set(answer.token_ids) <= allowed
+    assert not set(whole) <= allowed
+    assert "".join(chunk.choices[0].text for chunk in complete(client, **options, stream=True)) == answer.text
+    drawn = complete(client, temperature=2, seed=3, **options).choices[0].token_ids
+    assert len(set(drawn)) > len(allowed) // 2
+    assert set(drawn) <= allowed
+    other = complete(client, logit_bias={"65": 100}, presence_penalty=2, logprobs=5, **options).choices[0]
+    assert set(other.token_ids) <= allowed, "a bias allows no token"
+    assert sum(map(math.exp, other.logprobs.top_logprobs[0].values())) <= 1.0001, "of the allowed tokens alone"
+    alone = complete(client, logprobs=5, extra_body={"allowed_token_ids": [65]}).choices[0]
+    assert (alone.token_ids, alone.logprobs.token_logprobs) == ([65] * 24, [0.0] * 24)
+    assert all(len(best) == 1 for best in alone.logprobs.top_logprobs), alone.logprobs.top_logprobs

@@ -34,7 +34,6 @@ GENERATING: AbsentFields = {
     "length_penalty": AbsentField("is for beam search, which is not supported", (1,)),
     "spaces_between_special_tokens": AbsentField("only true is supported", (True,)),
     "detokenize": AbsentField("only true is supported: answers are texts", (True,)),
-    "allowed_token_ids": AbsentField("is not supported: send structured_outputs or logit_bias"),
     "guided_json": AbsentField('send structured_outputs: {"json": …}'),
     "guided_regex": AbsentField('send structured_outputs: {"regex": …}'),
     "guided_choice": AbsentField('send structured_outputs: {"choice": …}'),

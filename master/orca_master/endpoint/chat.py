@@ -16,7 +16,7 @@ from orca_master.bodies.truncation import truncation_of
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, check_min_tokens
+from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import (
     AssistantMessage,
@@ -34,6 +34,7 @@ from orca_master.endpoint.openai_answers import (
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.resumable_request import CHAT
+from orca_master.endpoint.token_choice import check_min_tokens
 from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec

@@ -99,5 +99,5 @@ def _fill(admission: pb.Admission, request: Request) -> None:
     admission.prompt_length = len(request.prompt)
     admission.adapter = request.adapter
     request.sampling.fill(admission.sampling)
-    if request.sampling.min_tokens and request.constraint is None:  # else the masks ban them (token_masks.py)
+    if request.sampling.min_tokens and not request.masks_ends:  # else the masks ban them (token_masks.py)
         admission.banned_token.extend(request.stop_token_ids)

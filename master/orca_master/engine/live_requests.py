@@ -261,7 +261,7 @@ class LiveRequests:
         config = self._scheduler.config
         if not config.speculative_tokens or submission.constraint is not None:
             return None
-        if submission.sampling.reads_history or submission.sampling.bad_words or submission.pooling is not None:
+        if submission.sampling.reads_history or submission.sampling.is_masked or submission.pooling is not None:
             return None
         if config.has_draft_model:
             num_generated = len(submission.generated or ())

@@ -186,7 +186,12 @@ class Request:
     @property
     def is_masked(self) -> bool:
         """True if the master limits the tokens that may be sampled (engine/token_masks.py)."""
-        return self.constraint is not None or bool(self.sampling.bad_words)
+        return self.constraint is not None or self.sampling.is_masked
+
+    @property
+    def masks_ends(self) -> bool:
+        """True if masks ban the ends of the answer before `min_tokens`, because workers could leave no other token."""
+        return self.constraint is not None or bool(self.sampling.allowed_token_ids)
 
     def tokens(self, start: int, count: int) -> list[int]:
         """Return up to `count` known tokens from position `start` on."""
