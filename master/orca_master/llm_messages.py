@@ -48,7 +48,6 @@ class SamplingParams:
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -61,6 +60,8 @@ class SamplingParams:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     structured_outputs: dict[str, Any] | None = None
+    allowed_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def test_fields_of_the_same_meaning():
         "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"4": 1.0},
         "min_tokens": 2, "skip_special_tokens": False, "include_stop_str_in_output": True,
         "structured_outputs": {"regex": "a"}, "allowed_token_ids": [1, 2],
+        "thinking_token_budget": 3,
     }  # fmt: skip
     assert values.keys() > SamplingFields.model_fields.keys()
     request = chat(**values, max_output_tokens=7, include=[LOGPROBS], top_logprobs=2)

@@ -105,6 +105,7 @@ legal: dict[str, list[Any]] = {
     "top_logprobs": [0, MAX_LOGPROBS], "stop": ["a", ["a", "\ud800"], "a" * MAX_STOP_CHARACTERS], "user": ["\ud800"],
     "logit_bias": [{"0": 100, "1": -100}, dict.fromkeys(map(str, range(VOCABULARY)), -100)], "stop_token_ids": [[0]],
     "allowed_token_ids": [[0], [*range(VOCABULARY)], [VOCABULARY - 1] * 3],
+    "thinking_token_budget": [-1],
     "bad_words": [["a", "ab"], ["a" * MAX_BAD_WORD_CHARACTERS]],
     "prompt": [[0], ["a", "\0"], [[VOCABULARY - 1], [0]], "<end>", [1] * 600], "model": [NAME],
     "messages": [[{"role": "tool", "content": [{"type": "text", "text": "a"}], "name": "\ud800"}] * 3],

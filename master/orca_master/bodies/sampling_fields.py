@@ -46,6 +46,7 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool = False
     bad_words: BadWords = []
     allowed_token_ids: AllowedTokenIds | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0

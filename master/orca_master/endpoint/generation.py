@@ -132,6 +132,7 @@ class Generator:
         for prompt in prompts:
             check_token_ids("prompt", prompt, vocabulary)
         check_tokens(body, vocabulary, stops_of(body, self._codec))
+        self._answers.check_thinking(body)
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
         check_min_tokens(body, max_tokens, "max_tokens")
@@ -183,6 +184,7 @@ class Generator:
         if body.num_choices > body.n and logprobs is None:
             logprobs = 0  # decides which are the best
         group = Choices(request_id, count, num_tokens) if count > 1 else None
+        budgets = [self._answers.thinking_budget(body, prompt, grammar, generated) for prompt in prompts]
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = sampling_values(body, self._codec) | {"logprobs": logprobs}
         for index in range(count):
@@ -204,6 +206,7 @@ class Generator:
                 grammar=grammar,
                 adapter=adapter,
                 arrived=arrived,
+                thinking_budget=budgets[prompt_index],
             )
             decoder = self._codec.decoder(
                 body.stop_strings,

@@ -96,4 +96,5 @@ def _limits(request: Request, matcher: TokenMatcher | None) -> TokenLimits:
     # Workers ban the ends of other requests. Those of the matcher count also with `ignore_eos`.
     if request.masks_ends and len(request.generated) < request.sampling.min_tokens:
         banned.append(request.stop_token_ids.union(() if matcher is None else matcher.ends))
-    return TokenLimits(banned, request.sampling.allowed_token_ids)
+    forced = None if request.thinking is None else request.thinking.forced
+    return TokenLimits(banned, request.sampling.allowed_token_ids, forced)

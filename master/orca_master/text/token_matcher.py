@@ -107,10 +107,14 @@ class TokenMatcher:
 
 
 class TokenLimits(NamedTuple):
-    """What limits one token beside a grammar: `allowed` always, each set of `banned` if it leaves another token."""
+    """What limits one token beside a grammar: `allowed` always, each set of `banned` if it leaves another token.
+
+    `forced`: the only token if it is allowed; None for any.
+    """
 
     banned: Sequence[frozenset[int]] = ()
     allowed: AllowedTokens = NO_LIMIT
+    forced: int | None = None
 
 
 NO_LIMITS = TokenLimits()
@@ -148,6 +152,8 @@ class MaskMaker:
                 return self._every_token
         elif limits.allowed:  # without the intersection of large numbers
             mask = bytearray(limits.allowed[: self.row_bytes].ljust(self.row_bytes, b"\0"))
+        if limits.forced is not None and mask[limits.forced // 8] >> limits.forced % 8 & 1:
+            return (1 << limits.forced).to_bytes(self.row_bytes, "little")
         for tokens in filter(None, limits.banned):
             mask = _without(mask, tokens)
         return mask
