@@ -185,6 +185,40 @@ def test_log_probabilities(client):
     assert [token for logprobs in found if logprobs for token in logprobs.content] == content
 
 
+def test_token_ids_stand_for_tokens_in_log_probabilities(client):
+    """Several tokens are parts of characters, whose texts are equal."""
+    wish = {"return_tokens_as_token_ids": True, "ignore_eos": True}
+    options = {"max_tokens": 6, "logprobs": 4, "extra_body": wish}
+    names = complete(client, max_tokens=6, logprobs=4).choices[0]
+    answer = complete(client, **options).choices[0]
+    assert answer.logprobs.tokens == [f"token_id:{token}" for token in answer.token_ids]
+    assert all(len(best) == 4 for best in answer.logprobs.top_logprobs)
+    assert all(
+        best[token] == max(best.values())
+        for token, best in zip(answer.logprobs.tokens, answer.logprobs.top_logprobs, strict=True)
+    )
+    assert (answer.text, answer.token_ids) == (names.text, names.token_ids)
+    assert answer.logprobs.text_offset == names.logprobs.text_offset
+    echoed = complete(client, "Once", echo=True, **options).choices[0]
+    ids = [*echoed.prompt_token_ids, *echoed.token_ids]
+    assert echoed.logprobs.tokens == [f"token_id:{token}" for token in ids]
+    assert echoed.logprobs.top_logprobs[0] is None
+    assert all(
+        f"token_id:{token}" in best for token, best in zip(ids[1:], echoed.logprobs.top_logprobs[1:], strict=True)
+    )
+    chunks = list(complete(client, stream=True, **options))
+    found = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for logprobs in found if logprobs for token in logprobs.tokens] == answer.logprobs.tokens
+    chat = client.chat.completions.create(
+        model=NAME, messages=CHAT, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2,
+        extra_body={**wish, "return_token_ids": True},
+    ).choices[0]  # fmt: skip
+    content = chat.logprobs.content
+    assert [entry.token for entry in content] == [f"token_id:{token}" for token in chat.token_ids]
+    assert [entry.token for entry in content] == [entry.top_logprobs[0].token for entry in content]
+    assert b"".join(bytes(entry.bytes) for entry in content).decode(errors="replace") == chat.message.content
+
+
 @pytest.mark.long
 def test_penalties_and_biases_change_what_is_drawn(client):
     plain = complete(client, max_tokens=60).choices[0].token_ids

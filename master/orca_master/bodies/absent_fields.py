@@ -22,7 +22,6 @@ class AbsentField(NamedTuple):
 
 AbsentFields = Mapping[str, AbsentField]
 
-_IDS = AbsentField("is not supported: send return_token_ids: true", (False,))
 _PROMPT: AbsentFields = {
     "mm_processor_kwargs": AbsentField("prompts are texts", ({},)),
     "kv_transfer_params": AbsentField("K/V blocks are not moved between servers", ({},)),
@@ -43,13 +42,11 @@ GENERATING: AbsentFields = {
 COMPLETION: AbsentFields = {
     **GENERATING,
     "suffix": AbsentField("is not supported: write the tokens with which this model infills into the prompt", ("",)),
-    "return_tokens_as_token_ids": _IDS,
 }
 CHAT: AbsentFields = {
     **GENERATING,
     "add_special_tokens": AbsentField("only false is supported: the chat template adds special tokens", (False,)),
     "echo": AbsentField("is only supported by /v1/completions", (False,)),
-    "return_tokens_as_token_ids": _IDS,
     "documents": AbsentField('send chat_template_kwargs: {"documents": …}', ([],)),
     "chat_template": AbsentField("start the server with --chat-template FILE"),
     "functions": AbsentField("send tools", ([],)),
