@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -21,6 +21,9 @@ from orca_master.engine.faults import WorkerLostError
 from orca_master.errors import RequestError
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.constraint import GrammarKind
+from orca_master.scheduling.draft_costs import DraftCosts
+from orca_master.scheduling.request import Request
+from orca_master.scheduling.speculation import draft
 from orca_master.scheduling.thinking import ThinkingBudget
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_compiler import GrammarCompiler
@@ -66,6 +69,9 @@ def test_the_end_is_forced_after_so_many_tokens_of_the_reasoning(form, most, tok
     for count, token in enumerate([*tokens, 0]):
         assert tracker.forced == forced_slowly(form, most, (2,), tokens[:count])
         assert ThinkingTracker(tracker._budget, PIECES.__getitem__, tokens[:count]).forced == tracker.forced
+        assert tracker.num_free is None or not tracker.num_free or tracker.forced is None
+        if tracker.num_free is None:
+            assert tracker.forced is None
         tracker.accept(token)
 
 
@@ -133,6 +139,11 @@ def test_the_end_comes_whatever_runs_beside(partitions, lookahead, drafts):
             submit(made, name, name, min_tokens=29 if name == "b2" else 0, bad_words=words)
         tokens = await made.collect(3 + len(NAMES))
         assert {name: tokens[name] for name in NAMES} == ANSWERS
+        for name in ("b3", "b4"):
+            entries = [entry for _, batch in made.batches for entry in batch.requests]
+            entries = [entry for entry in entries if entry.request.request_id == name]
+            places = {entry.context_length + entry.num_tokens - 3 for entry in entries if entry.is_masked}
+            assert {MOST[name]} <= places <= {*range(MOST[name], MOST[name] + 3)}, "the rest needs no mask"
         assert all(tokens[str(number)] == continuation((number + 1,), 30) for number in range(3))
         made.assert_nothing_held()
 
@@ -267,6 +278,11 @@ def test_requests_have_a_budget(tmp_path, path):
             assert (name, message.startswith(unknown)) == (field, True)
             for wrong in (-2, 1.5, "a", 10**10, [1]):
                 assert (await refusal(scripted, thinking_token_budget=wrong))[0] == field
+            name, message = await refusal(scripted, thinking_token_budget=1, min_tokens=2, stop_token_ids=[over[0]])
+            assert (name, message) == (
+                field,
+                f"{field}: token {over[0]} of </think> ends the answer, which min_tokens forbids: send no min_tokens",
+            )
             name, message = await refusal(scripted, thinking_token_budget=1, allowed_token_ids=[7])
             assert (name, message) == (
                 "allowed_token_ids",
@@ -288,3 +304,26 @@ def test_the_llm_has_a_budget_with_a_format_of_its_reasoning(tmp_path):
     )
     with llm_of(Scripted(model, f"2{END}")) as llm, pytest.raises(RequestError, match="or the LLM with reasoning_pars"):
         llm.generate("1", SamplingParams(thinking_token_budget=4))
+
+
+class AlwaysDrafts:
+    """A `Drafter` that drafts as many tokens as it may."""
+
+    reads_history = False
+
+    def draft(self, least_acceptance: float, most: int) -> tuple[int, ...]:
+        return (7,) * most
+
+    def append(self, token: int) -> None:
+        """Do nothing."""
+
+
+def test_drafts_end_before_the_place_of_the_end_and_go_on_behind_it():
+    """The token behind a draft must not be forced, either: only the row of the first token has a mask."""
+    request = Request("r", 0, (1, 2), 20, thinking=ThinkingTracker(ThinkingBudget(6, WITHIN, (OVER,)), text_of))
+    request.drafter = cast("Any", AlwaysDrafts())
+    lengths = []
+    for token in (5, 5, 5, 5, 5, 5, OVER, 5):
+        request.append(token)
+        lengths.append(len(draft(request, 4, 1, DraftCosts())))
+    assert lengths == [4, 3, 2, 1, 0, 0, 4, 4]

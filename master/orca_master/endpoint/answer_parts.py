@@ -145,8 +145,11 @@ class AnswerFormat:
             raise RequestError(f"structured_outputs: {message}", "structured_outputs")
         return replace(grammar, reasoning=reasoning)
 
-    def check_thinking(self, body: GenerationRequest) -> None:
-        """Raise RequestError for a limit of reasoning tokens that cannot be kept."""
+    def check_thinking(self, body: GenerationRequest, stops: frozenset[int]) -> None:
+        """Raise RequestError for a limit of reasoning tokens that cannot be kept; `stops`: tokens that end the answer.
+
+        A worker bans those before `min_tokens`, and could be left without a token.
+        """
         if (body.thinking_token_budget or 0) < 0 or body.thinking_token_budget is None:
             return
         if self.reasoning is None or self.codec is None:
@@ -158,6 +161,9 @@ class AnswerFormat:
         end = self.codec.encode(END, add_special_tokens=False) if self.codec.has_tokenizer else []
         if END not in self.codec.decode(end):
             raise RequestError(f"{BUDGET}: this model has no tokens for {END}", BUDGET)
+        if body.min_tokens and (ending := stops.intersection(end)):
+            message = f"token {min(ending)} of {END} ends the answer, which min_tokens forbids: send no min_tokens"
+            raise RequestError(f"{BUDGET}: {message}", BUDGET)
         if missing := set(end).difference(body.allowed_token_ids or end):
             message = f"lacks token {min(missing)} of {END}, which {BUDGET} forces: add it"
             raise RequestError(f"allowed_token_ids: {message}", "allowed_token_ids")

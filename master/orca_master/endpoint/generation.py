@@ -131,8 +131,9 @@ class Generator:
         check_size(sum(map(len, prompts)), per_token, body.n, field)
         for prompt in prompts:
             check_token_ids("prompt", prompt, vocabulary)
-        check_tokens(body, vocabulary, stops_of(body, self._codec))
-        self._answers.check_thinking(body)
+        stops = stops_of(body, self._codec)
+        check_tokens(body, vocabulary, stops)
+        self._answers.check_thinking(body, stops)
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
         check_min_tokens(body, max_tokens, "max_tokens")

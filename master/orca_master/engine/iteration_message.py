@@ -28,7 +28,7 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.num_drafts[-1] = scheduled.num_drafts
         iteration.num_new_blocks[-1] = len(scheduled.new_blocks)
         iteration.new_block.extend(scheduled.new_blocks)
-        if scheduled.samples and scheduled.request.is_masked:
+        if scheduled.is_masked:
             iteration.masked_row.append(scheduled.row)
         if scheduled.admitted:
             request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)

@@ -260,7 +260,7 @@ class LiveRequests:
     def _drafter(self, submission: Submission) -> Drafter | None:
         """Return what drafts a request's tokens; None if tokens before change which ones it may sample."""
         config = self._scheduler.config
-        if not config.speculative_tokens or submission.constraint is not None or submission.thinking is not None:
+        if not config.speculative_tokens or submission.constraint is not None:
             return None
         if submission.sampling.reads_history or submission.sampling.is_masked or submission.pooling is not None:
             return None

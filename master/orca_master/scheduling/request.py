@@ -187,14 +187,22 @@ class Request:
         return self.sampling.reads_history or (self.drafter is not None and self.drafter.reads_history)
 
     @property
-    def is_masked(self) -> bool:
-        """True if the master limits the tokens that may be sampled (engine/token_masks.py)."""
-        return self.constraint is not None or self.thinking is not None or self.sampling.is_masked
+    def num_free(self) -> int:
+        """Number of next tokens that may be generated, and that are not forced as the end of a reasoning."""
+        free = None if self.thinking is None else self.thinking.num_free
+        return self.num_left if free is None else min(self.num_left, free)
+
+    def is_masked_at(self, place: int) -> bool:
+        """Return True if the master may limit the token of the answer at `place`, from 0 (engine/token_masks.py)."""
+        if self.constraint is not None or self.sampling.is_masked:
+            return True
+        free = None if self.thinking is None else self.thinking.num_free
+        return free is not None and place >= len(self.generated) + free
 
     @property
     def masks_ends(self) -> bool:
         """True if masks ban the ends of the answer before `min_tokens`, because workers could leave no other token."""
-        return self.constraint is not None or self.thinking is not None or bool(self.sampling.allowed_token_ids)
+        return self.constraint is not None or bool(self.sampling.allowed_token_ids)
 
     def tokens(self, start: int, count: int) -> list[int]:
         """Return up to `count` known tokens from position `start` on."""

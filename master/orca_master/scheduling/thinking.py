@@ -22,6 +22,10 @@ class Thinking(Protocol):
     """The tokens of one answer so far, in its reasoning. Used on the engine's loop."""
 
     @property
+    def num_free(self) -> int | None:
+        """Number of next tokens that are certainly not forced; None: no further token is."""
+
+    @property
     def forced(self) -> int | None:
         """The only next token, because the budget is used up; None for any."""
 

@@ -22,6 +22,8 @@ class ThinkingTracker:
         self._budget = budget
         self._text_of = text_of
         self._parser = ReasoningParser(budget.form)
+        self._num_seen = 0
+        """Tokens up to the end of the reasoning."""
         self._num_tokens = 0
         """Since the reasoning has begun, or may have begun without a tag."""
         self._num_forced = 0
@@ -35,6 +37,11 @@ class ThinkingTracker:
         return self._parser.is_over or self._num_forced == len(self._budget.end)
 
     @property
+    def num_free(self) -> int | None:
+        """See Thinking. Tokens before a tag count, too: where the reasoning begins is not known before."""
+        return None if self.is_over else max(0, self._budget.most - self._num_seen)
+
+    @property
     def forced(self) -> int | None:
         """See Thinking."""
         awaits_tag = self._budget.form == BY_TAG and not self._parser.is_found
@@ -46,6 +53,7 @@ class ThinkingTracker:
         """See Thinking. A grammar can delay the forced tokens: the end begins again then."""
         if self.is_over:
             return
+        self._num_seen += 1
         was_forced, had_tag = token == self.forced, self._parser.has_tag
         self._parser.feed(self._text_of(token))
         self._num_tokens = 0 if self._parser.has_tag and not had_tag else self._num_tokens + 1
