@@ -175,10 +175,10 @@ class AnswerFormat:
 
         `grammar`: that of the answer, which may leave no place for a reasoning. `max_tokens`: of the whole answer.
         """
-        most, form = body.thinking_token_budget, self._reasoning_of(body, prompt)
-        if most is None or not 0 <= most < max_tokens or form is None or self.codec is None:
+        most = body.thinking_token_budget
+        if most is None or not 0 <= most < max_tokens or (grammar is not None and not grammar.reasoning):
             return None
-        if grammar is not None and not grammar.reasoning:
+        if (form := self._reasoning_of(body, prompt)) is None or self.codec is None:
             return None
         return ThinkingBudget(most, form, tuple(self.codec.encode(END, add_special_tokens=False)))
 
