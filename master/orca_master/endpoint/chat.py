@@ -32,8 +32,8 @@ from orca_master.endpoint.openai_answers import (
     Usage,
 )
 from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json, texts_for
+from orca_master.endpoint.recorded_body import CHAT
 from orca_master.endpoint.responding import respond
-from orca_master.endpoint.resumable_request import CHAT
 from orca_master.endpoint.token_choice import check_min_tokens
 from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError

@@ -23,8 +23,8 @@ from orca_master.endpoint.prompt_logprobs import (
     lists_json,
     texts_for,
 )
+from orca_master.endpoint.recorded_body import COMPLETIONS
 from orca_master.endpoint.responding import respond
-from orca_master.endpoint.resumable_request import COMPLETIONS
 from orca_master.text.tokenizer import TextCodec
 
 

@@ -25,6 +25,12 @@ class AllowedTokens(bytes):
         """The largest token id, -1 without any."""
         return int.from_bytes(self, "little").bit_length() - 1
 
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids in ascending order."""
+        digits = f"{int.from_bytes(self, 'little'):b}"[::-1]
+        return [token for token, digit in enumerate(digits) if digit == "1"]
+
     def within(self, mask: bytearray) -> bytearray:
         """Return what of a mask of the same form is allowed, the mask itself without a limit."""
         if not self:
