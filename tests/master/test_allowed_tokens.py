@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orca_contract.reasons import Reason
 from orca_master.bodies.allowed_token_ids import MAX_ALLOWED_TOKENS
+from orca_master.bodies.lengths import Lengths
+from orca_master.bodies.openai_requests import CompletionRequest
+from orca_master.bodies.validation import check_body, pack, unpack
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
@@ -238,3 +242,17 @@ def test_requests_have_token_ids(tmp_path, path):
                 assert answer["error"]["message"].startswith(message)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_a_large_body_keeps_its_tokens_in_few_bytes():
+    """Bodies live as long as their requests, and thousands may wait."""
+    tokens = [*range(1000, 200_000, 3), 7]
+    fields = {"prompt": [1], "allowed_token_ids": tokens}
+    body = check_body("completion", json.dumps(fields).encode(), Lengths(100))
+    again = unpack("completion", *pack(body))
+    for entry in (body, again):
+        assert isinstance(entry.allowed_token_ids, array)
+        assert entry.allowed_token_ids.tolist() == tokens
+    assert json.loads(json.dumps(pack(body)[0]))["value"]["allowed_token_ids"] == tokens
+    schema = CompletionRequest.model_json_schema()["properties"]["allowed_token_ids"]
+    assert {entry.get("maxItems") for entry in schema["anyOf"]} == {MAX_ALLOWED_TOKENS, None}

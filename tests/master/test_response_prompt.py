@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -111,6 +112,7 @@ def test_fields_of_the_same_meaning():
     }  # fmt: skip
     assert values.keys() > SamplingFields.model_fields.keys()
     request = chat(**values, max_output_tokens=7, include=[LOGPROBS], top_logprobs=2)
+    values["allowed_token_ids"] = array("I", values["allowed_token_ids"])
     assert {name: getattr(request, name) for name in values} == values
     assert (request.max_completion_tokens, request.logprobs, request.top_logprobs) == (7, True, 2)
     assert chat(reasoning={"effort": "low"}).template_options == {"reasoning_effort": "low"}
