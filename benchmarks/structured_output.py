@@ -36,7 +36,7 @@ from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, load_tokenizer, translate
-from orca_master.text.token_matcher import MaskMaker, TokenMatcher
+from orca_master.text.token_matcher import NO_LIMITS, MaskMaker, TokenMatcher
 
 ENTRY: dict[str, Any] = {
     "type": "object",
@@ -68,7 +68,7 @@ def master_costs(model: Path, num_tokens: int, seed: int) -> tuple[float, float]
     masks = tokens = 0.0
     for _ in range(num_tokens):
         begin = time.process_time()  # masks are computed on threads of llguidance
-        mask = maker.masks([matcher], [()])
+        mask = maker.masks([matcher], [NO_LIMITS])
         masks += time.process_time() - begin
         bits = int.from_bytes(mask, "little")
         token = rng.choice([token for token in range(tokenizer.vocab_size) if bits >> token & 1])

@@ -17,9 +17,10 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 from orca_contract.model_choices import (
     Backend,
@@ -37,7 +38,7 @@ from pydantic import ValidationError
 from orca_master.bodies.validation import described
 from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
-from orca_master.commands.offline_config import offline_config
+from orca_master.commands.offline_config import check_formats, offline_config
 from orca_master.commands.preflight import check, draft_command, model_command, text_command
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.chat import ROOM
@@ -45,8 +46,9 @@ from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, check_min_tokens, salt_of
+from orca_master.endpoint.generation import Generation, salt_of
 from orca_master.endpoint.prompt_logprobs import TokenTexts
+from orca_master.endpoint.token_choice import check_min_tokens
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.llm_messages import (
@@ -93,13 +95,14 @@ class LLM:
         lora_modules: Mapping[str, str | Path] = MappingProxyType({}),
         speculative_model: str | Path | None = None,
         embedding_pooling: PoolingChoice = "auto",
+        reasoning_parser: str = "none",
         **engine: Any,
     ) -> None:
         """Start workers and engine; `engine` takes the options in offline_config.py (`max_batch_size` …).
 
         `lora_modules`: the folders of adapters (LoRA) in PEFT's format, by the names that `generate` takes.
         `speculative_model`: the folder of a draft model with the same tokens, for `speculative_tokens` of at least 1.
-        `embedding_pooling`: see `--embedding-pooling`.
+        `embedding_pooling`, `reasoning_parser`: see `--embedding-pooling`, `--reasoning-parser`.
         """
         engine_config = offline_config(engine)
         path, backend = Path(model).resolve(), communication_backend or backend_of(device)
@@ -116,9 +119,7 @@ class LLM:
         adapters = adapter_folders(lora_modules, path.name)
         if speculative_model is not None and engine_config.speculative_tokens < 1:
             raise ConfigurationError("speculative_model: set speculative_tokens, the most tokens to draft")
-        if embedding_pooling not in get_args(PoolingChoice):
-            choices = ", ".join(get_args(PoolingChoice))
-            raise ConfigurationError(f"embedding_pooling: {embedding_pooling!r} is not one of {choices}")
+        check_formats(embedding_pooling, reasoning_parser)
         draft = None if speculative_model is None else Path(os.path.abspath(speculative_model))
         try:
             spec = ModelSpec(
@@ -153,7 +154,8 @@ class LLM:
             codec, pooling = TextCodec(path), pooling_of(path, embedding_pooling)
 
             async def make() -> tuple[EngineThread, Endpoint]:
-                config = EndpointConfig(model_names=(path.name,), adapters=tuple(adapters), embedding_pooling=pooling)
+                config = EndpointConfig((path.name,), adapters=tuple(adapters), embedding_pooling=pooling)
+                config = replace(config, reasoning_parser=reasoning_parser)
                 thread = make_engine(topology, engine_config, Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 

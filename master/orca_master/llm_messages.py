@@ -60,6 +60,14 @@ class SamplingParams:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     structured_outputs: dict[str, Any] | None = None
+    allowed_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    detokenize: bool = True
+    """This and what follows are vLLM's, for programs that set them: other values than the defaults are refused."""
+    spaces_between_special_tokens: bool = True
+    logits_processors: list[Any] | None = None
+    repetition_detection: Any = None
+    extra_args: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

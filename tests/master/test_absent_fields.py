@@ -53,6 +53,8 @@ def test_the_defaults_of_vllm_are_accepted(route):
     check(
         route,
         **dict.fromkeys(("guided_json", "truncate_prompt_tokens", "mm_processor_kwargs", "vllm_xargs", "cache_salt")),
+        **dict.fromkeys(("logits_processors", "allowed_token_ids", "thinking_token_budget", "kv_transfer_params")),
+        **{"repetition_detection": {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0}, "bad_words": []},
         **{"use_beam_search": False, "length_penalty": 1.0, "spaces_between_special_tokens": True, "detokenize": True},
         **{"priority": 0, "skip_special_tokens": True, "min_tokens": 0, "stop_token_ids": [], "top_k": 0},
     )
@@ -68,3 +70,19 @@ def test_the_first_field_of_several_is_named():
     for names in (("echo", "documents"), ("documents", "echo")):
         with pytest.raises(RequestError, match=f"^{names[0]}: "):
             check("chat", **dict.fromkeys(names, "a"))
+
+
+@pytest.mark.parametrize("route", ["completion", "chat", "response"])
+def test_structured_outputs_may_have_the_other_fields_of_vllm_without_a_wish(route):
+    names = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+    nothing = {"json": None, "choice": None, "grammar": None, "whitespace_pattern": None, "structural_tag": None}
+    for value in (None, False):
+        wanted = {**nothing, "regex": "a", "json_object": value, **dict.fromkeys(names, value)}
+        grammar = check(route, structured_outputs=wanted).structured_outputs
+        assert {name: entry for name, entry in grammar.items() if entry} == {"regex": "a"}
+    for name, value in (*((name, True) for name in names), ("whitespace_pattern", " "), ("structural_tag", "{}")):
+        remedy = absent_fields.STRUCTURED_OUTPUTS[name].remedy
+        with pytest.raises(RequestError) as refused:
+            check(route, structured_outputs={"regex": "a", name: value})
+        assert str(refused.value) == f"structured_outputs: {name}: {remedy}"
+        assert refused.value.field == "structured_outputs"

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -626,6 +627,33 @@ def test_a_name_with_a_lone_surrogate_is_refused(tmp_path):
                     resumable.accept("completions", body, generation, "")
             else:
                 assert resumable.accept("completions", body, generation, "") is not None
+        await resumable.close()
+
+    asyncio.run(play())
+
+
+def test_allowed_tokens_take_few_bytes_of_the_journal(tmp_path):
+    """As a list of numbers, those of a few hundred requests would fill it, and it would be off for all."""
+
+    async def play() -> None:
+        generator = idle_generator(tmp_path)
+        resumable = ResumableRequests(Journal(tmp_path / "j", MODEL), generator, 60, NO_ADAPTERS)
+        vocabulary = generator._engine.status.vocabulary_size
+        several = random.Random(1).sample(range(vocabulary), vocabulary // 2)
+        for tokens in ([0], [vocabulary - 1, 3, 3], several):
+            body = CompletionRequest(prompt=[1], allowed_token_ids=tokens, n=2)
+            generation = generator.prepare("cmpl-", body, [[1]], 16, None)
+            recorder = resumable.accept("completions", body, generation, "")
+            assert recorder is not None
+            assert len(json.dumps(recorder.accepted.body)) < 100 + vocabulary / 4
+            again = recorder.generation(generator)
+            assert [choice.submission.sampling for choice in again.choices] == [
+                choice.submission.sampling for choice in generation.choices
+            ]
+        plain = CompletionRequest(prompt=[1], n=2)
+        recorder = resumable.accept("completions", plain, generator.prepare("cmpl-", plain, [[1]], 16, None), "")
+        assert recorder is not None
+        assert recorder.accepted.body == {"n": 2}
         await resumable.close()
 
     asyncio.run(play())

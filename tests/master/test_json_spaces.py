@@ -8,7 +8,7 @@ import pytest
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.call_grammar import CallableFunction, CallGrammar
 from orca_master.text.json_spaces import MOST_SPACES, SPACES, JsonSpaces
-from orca_master.text.token_matcher import MaskMaker
+from orca_master.text.token_matcher import NO_LIMITS, MaskMaker
 from support.grammars import ll_tokenizer, matcher, tokens_of
 
 VOCABULARY = 300
@@ -26,7 +26,7 @@ def goes_on(grammar: tuple[GrammarKind, str], before: str, spaces: str) -> bool:
     answer = matcher(TOKENIZER, *grammar)
     for token in tokens_of(before + spaces):
         answer.accept(token)
-    mask = MaskMaker(VOCABULARY).masks([answer], [()])
+    mask = MaskMaker(VOCABULARY).masks([answer], [NO_LIMITS])
     assert answer.error == ""
     tokens = [token for token in range(VOCABULARY) if mask[token // 8] >> token % 8 & 1]
     begin_with_space = [TOKENIZER.decode_bytes([token])[:1] in SPACES for token in tokens]

@@ -62,10 +62,12 @@ from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
+from orca_master.scheduling.allowed_tokens import AllowedTokens
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError
+from orca_master.scheduling.thinking import ThinkingBudget
 from orca_master.text.reasoning import REASONING_FORMATS
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
@@ -100,6 +102,7 @@ sampling = build(
     logprobs=st.none() | uint32,
     prompt_logprobs=st.none() | uint32,
     bad_words=st.lists(st.lists(uint32, max_size=4).map(tuple), max_size=4).map(BadWordTokens),
+    allowed_token_ids=st.binary(max_size=9).map(AllowedTokens),
 )
 grammars = build(
     Grammar,
@@ -126,6 +129,14 @@ submissions = build(
     adapter=uint32,
     service_class=st.just(ServiceClass.INTERACTIVE),
     arrived=st.floats(allow_nan=False, allow_infinity=False),
+    thinking_budget=st.none()
+    | build(
+        ThinkingBudget,
+        most=uint32,
+        form=st.sampled_from(REASONING_FORMATS),
+        end=st.lists(uint32, min_size=1, max_size=3).map(tuple),
+    ),
+    thinking=st.none(),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
 )
 http_limits = build(
@@ -306,8 +317,9 @@ def test_a_message_from_the_master_survives_the_wire(message):
 def test_the_wire_carries_every_field(cls):
     """A field that is added to a dataclass must be added to engine_link.proto and to the conversion."""
     # Only a journal has `generated` and `weights`, and only batches have another class; API processes have neither. The
-    # master sets `constraint`.
-    absent = {Submission: {"generated", "weights", "constraint", "service_class"}, EndpointConfig: {"batches"}}.get(
+    # master sets `constraint` and `thinking`.
+    of_master = {"constraint", "thinking"}
+    absent = {Submission: {"generated", "weights", "service_class"} | of_master, EndpointConfig: {"batches"}}.get(
         cls, set()
     )
     assert {field.name for field in dataclasses.fields(cls)} == fields_of(CARRIED[cls]) | absent

@@ -18,6 +18,7 @@ from orca_master.llm import LLM
         ({"dtype": "fp16"}, "dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ({"embedding_pooling": "cls"}, "embedding_pooling: 'cls' is not one of auto, last, mean"),
         ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
+        ({"reasoning_parser": "qwen"}, "reasoning_parser: 'qwen' is not one of deepseek_r1, qwen3, none"),
     ],
 )
 def test_mistakes_in_the_options_are_named(options, words):

@@ -61,6 +61,24 @@ def test_what_is_no_prompt_is_refused(prompt, llm, scripted):
     assert not scripted.engine.submissions
 
 
+def test_parameters_of_vllm_that_ask_for_nothing_are_accepted(llm):
+    nothing: dict[str, Any] = {
+        "detokenize": True, "spaces_between_special_tokens": True, "logits_processors": None,
+        "repetition_detection": None, "extra_args": None, "allowed_token_ids": None, "thinking_token_budget": None,
+    }  # fmt: skip
+    plain = llm.generate("ab", SamplingParams(seed=1))
+    assert llm.generate("ab", SamplingParams(seed=1, **nothing)) == plain
+    for name, value, words in (
+        ("detokenize", False, "only true is supported: answers are texts"),
+        ("spaces_between_special_tokens", False, "only true is supported"),
+        ("logits_processors", [print], "requests bring no code: send logit_bias, "),
+        ("repetition_detection", {"max_pattern_size": 4}, "is not supported: send repetition_penalty"),
+        ("extra_args", {"a": 1}, "there are no extensions to take them"),
+    ):
+        with pytest.raises(RequestError, match=f"^{name}: {words}"):
+            llm.generate("ab", SamplingParams(**{name: value}))
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "most"),
     [("abc", 7, 7), ("abc", None, 9997), ("abcdef", None, 9994), ("a" * 10_000, None, 1)],

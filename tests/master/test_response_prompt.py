@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -106,10 +107,12 @@ def test_fields_of_the_same_meaning():
         "chat_template_kwargs": {"a": 1}, "user": "u", "stop": ["a"], "stop_token_ids": [3], "bad_words": ["b"],
         "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"4": 1.0},
         "min_tokens": 2, "skip_special_tokens": False, "include_stop_str_in_output": True,
-        "structured_outputs": {"regex": "a"},
+        "structured_outputs": {"regex": "a"}, "allowed_token_ids": [1, 2],
+        "thinking_token_budget": 3,
     }  # fmt: skip
     assert values.keys() > SamplingFields.model_fields.keys()
     request = chat(**values, max_output_tokens=7, include=[LOGPROBS], top_logprobs=2)
+    values["allowed_token_ids"] = array("I", values["allowed_token_ids"])
     assert {name: getattr(request, name) for name in values} == values
     assert (request.max_completion_tokens, request.logprobs, request.top_logprobs) == (7, True, 2)
     assert chat(reasoning={"effort": "low"}).template_options == {"reasoning_effort": "low"}

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.errors import RequestError
+from orca_master.scheduling.allowed_tokens import AllowedTokens
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.sampling_parameters import SamplingParameters, ValueOutOfRangeError, sampling_of
 from orca_protos import engine_pb2 as pb
@@ -30,7 +31,7 @@ def test_fields_have_the_names_of_the_body():
         SamplingParameters(
             temperature=0.1, top_p=0.2, min_p=0.3, presence_penalty=-0.4, frequency_penalty=0.5, repetition_penalty=1.6,
             logit_bias=((7, 0.7), (8, -0.8)), seed=2**64 - 1, choice=9, top_k=10, min_tokens=11, logprobs=0,
-            prompt_logprobs=0, bad_words=BadWordTokens(((1,), (2, 3))),
+            prompt_logprobs=0, bad_words=BadWordTokens(((1,), (2, 3))), allowed_token_ids=AllowedTokens.of([1, 3, 90]),
         ),
     ],
 )  # fmt: skip

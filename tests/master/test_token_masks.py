@@ -172,11 +172,11 @@ def test_without_masks_the_pipeline_is_given_up_and_formed_again(monkeypatch):
     calls = []
 
     class Broken(token_masks.MaskMaker):
-        def masks(self, matchers, banned):
+        def masks(self, matchers, limits):
             calls.append(len(matchers))
             if len(calls) == 3:
                 raise ValueError("a fault of the test")
-            return super().masks(matchers, banned)
+            return super().masks(matchers, limits)
 
     monkeypatch.setattr(token_masks, "MaskMaker", Broken)
 

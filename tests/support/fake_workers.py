@@ -189,7 +189,7 @@ class FakeWorkers:
                     length = scheduled.context_length + scheduled.num_tokens
                     assert len(known) >= length, "an iteration has input tokens that have not been sampled"
                     tokens.append(next_token(known[:length]))
-                    if request.is_masked:
+                    if scheduled.is_masked:
                         tokens[-1] = allowed_token(tokens[-1], next(masked))
                     pending[request.request_id] = [*known[len(request.prompt) : length], tokens[-1]]
                     tokens += [

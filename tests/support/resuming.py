@@ -20,6 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "echoed logprobs": {"prompt": [[1, 2, 9], [8, 7]], "temperature": 0.9, "seed": 12, "echo": True, "logprobs": 1},
     "stop string": {"temperature": 0.9, "seed": 10, "stop": ["zzzz", " the"]},
     "chat": {"messages": [{"role": "user", "content": "Once"}], "temperature": 0.9, "seed": 11},
+    "allowed tokens": {"temperature": 0.9, "seed": 13, "allowed_token_ids": [*range(40, 90), 3]},
 }
 BASE = {"prompt": [1, 2, 3], "max_tokens": 900, "stream": True, "ignore_eos": True, "return_token_ids": True}
 

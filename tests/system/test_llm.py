@@ -72,6 +72,28 @@ def test_adapters_generate_what_the_merged_models_generate(checkpoint, tmp_path)
             llm.generate("x", model="other")
 
 
+@pytest.mark.long
+def test_allowed_tokens_are_those_of_transformers(checkpoint, tmp_path):
+    """Of transformers' logits without the other tokens, and refused by the name of the field."""
+    plain, prompts, allowed = make_model(NAME), make_prompts((33, 40)), [*range(5, 200, 7)]
+    with LLM(with_tokenizer(checkpoint(NAME), tmp_path), dtype="float32") as llm:
+        sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, allowed_token_ids=allowed)
+        outputs = llm.generate([list(prompt) for prompt in prompts], sampling)
+        with pytest.raises(RequestError, match=r"^allowed_token_ids: token id 1000000 is not below the vocabulary"):
+            llm.generate("x", SamplingParams(allowed_token_ids=[10**6]))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = torch.tensor([prompt])
+        with torch.inference_mode():
+            expected = plain.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=16,
+                do_sample=False,
+                prefix_allowed_tokens_fn=lambda *_: allowed,
+            )
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+
+
 def test_log_probabilities_of_a_prompt_equal_transformers(checkpoint, references, tmp_path):
     (of_model,) = references(NAME, (33,), 1)
     expected = torch.log_softmax(of_model.logits[:32], dim=-1)

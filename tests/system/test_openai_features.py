@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import httpx
@@ -184,6 +185,40 @@ def test_log_probabilities(client):
     assert [token for logprobs in found if logprobs for token in logprobs.content] == content
 
 
+def test_token_ids_stand_for_tokens_in_log_probabilities(client):
+    """Several tokens are parts of characters, whose texts are equal."""
+    wish = {"return_tokens_as_token_ids": True, "ignore_eos": True}
+    options = {"max_tokens": 6, "logprobs": 4, "extra_body": wish}
+    names = complete(client, max_tokens=6, logprobs=4).choices[0]
+    answer = complete(client, **options).choices[0]
+    assert answer.logprobs.tokens == [f"token_id:{token}" for token in answer.token_ids]
+    assert all(len(best) == 4 for best in answer.logprobs.top_logprobs)
+    assert all(
+        best[token] == max(best.values())
+        for token, best in zip(answer.logprobs.tokens, answer.logprobs.top_logprobs, strict=True)
+    )
+    assert (answer.text, answer.token_ids) == (names.text, names.token_ids)
+    assert answer.logprobs.text_offset == names.logprobs.text_offset
+    echoed = complete(client, "Once", echo=True, **options).choices[0]
+    ids = [*echoed.prompt_token_ids, *echoed.token_ids]
+    assert echoed.logprobs.tokens == [f"token_id:{token}" for token in ids]
+    assert echoed.logprobs.top_logprobs[0] is None
+    assert all(
+        f"token_id:{token}" in best for token, best in zip(ids[1:], echoed.logprobs.top_logprobs[1:], strict=True)
+    )
+    chunks = list(complete(client, stream=True, **options))
+    found = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for logprobs in found if logprobs for token in logprobs.tokens] == answer.logprobs.tokens
+    chat = client.chat.completions.create(
+        model=NAME, messages=CHAT, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2,
+        extra_body={**wish, "return_token_ids": True},
+    ).choices[0]  # fmt: skip
+    content = chat.logprobs.content
+    assert [entry.token for entry in content] == [f"token_id:{token}" for token in chat.token_ids]
+    assert [entry.token for entry in content] == [entry.top_logprobs[0].token for entry in content]
+    assert b"".join(bytes(entry.bytes) for entry in content).decode(errors="replace") == chat.message.content
+
+
 @pytest.mark.long
 def test_penalties_and_biases_change_what_is_drawn(client):
     plain = complete(client, max_tokens=60).choices[0].token_ids
@@ -299,3 +334,23 @@ def test_null_means_the_default(served):
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
     assert answer.status_code == 200
     assert json.loads(answer.text)["usage"]["completion_tokens"] >= 1
+
+
+def test_only_allowed_tokens_are_generated_also_in_streams(client):
+    allowed = {*range(48, 58), 97, 101}
+    options = {"max_tokens": 60, "extra_body": {"allowed_token_ids": [*allowed]}}
+    whole = complete(client, max_tokens=60).choices[0].token_ids
+    answer = complete(client, **options).choices[0]
+    assert len(answer.token_ids) == 60
+    assert set(answer.token_ids) <= allowed
+    assert not set(whole) <= allowed
+    assert "".join(chunk.choices[0].text for chunk in complete(client, **options, stream=True)) == answer.text
+    drawn = complete(client, temperature=2, seed=3, **options).choices[0].token_ids
+    assert len(set(drawn)) > len(allowed) // 2
+    assert set(drawn) <= allowed
+    other = complete(client, logit_bias={"65": 100}, presence_penalty=2, logprobs=5, **options).choices[0]
+    assert set(other.token_ids) <= allowed, "a bias allows no token"
+    assert sum(map(math.exp, other.logprobs.top_logprobs[0].values())) <= 1.0001, "of the allowed tokens alone"
+    alone = complete(client, logprobs=5, extra_body={"allowed_token_ids": [65]}).choices[0]
+    assert (alone.token_ids, alone.logprobs.token_logprobs) == ([65] * 24, [0.0] * 24)
+    assert all(len(best) == 1 for best in alone.logprobs.top_logprobs), alone.logprobs.top_logprobs

@@ -264,7 +264,7 @@ INVALID = {
     ),
     "structural tag": (
         {"structured_outputs": {"structural_tag": "x"}},
-        "structured_outputs.structural_tag: this field is unknown or not supported",
+        "structured_outputs: structural_tag: is not supported: send json, regex, choice or grammar",
     ),
     "none": (
         {"structured_outputs": {}},

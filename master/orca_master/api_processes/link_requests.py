@@ -16,6 +16,7 @@ from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
+from orca_master.scheduling.thinking import ThinkingBudget
 from orca_master.text.reasoning import REASONING_FORMATS
 
 Part = TypeVar("Part", engine_pb2.Logprobs, engine_pb2.PromptLogprobs)
@@ -74,6 +75,9 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
         message.grammar.kind = _GRAMMARS[grammar.kind]
         message.grammar.text, message.grammar.field = text(grammar.text, len(grammar.text)), grammar.field
         message.grammar.owner, message.grammar.reasoning = grammar.owner, grammar.reasoning
+    if (budget := submission.thinking_budget) is not None:
+        message.thinking_budget.most, message.thinking_budget.form = budget.most, budget.form
+        message.thinking_budget.end.extend(budget.end)
 
 
 def submission_of(message: pb.Submission) -> Submission:
@@ -99,6 +103,7 @@ def submission_of(message: pb.Submission) -> Submission:
         pooling=_POOLING_OF_NUMBER[message.pooling],
         adapter=message.adapter,
         arrived=message.arrived,
+        thinking_budget=_thinking_of(message.thinking_budget) if message.HasField("thinking_budget") else None,
     )
 
 
@@ -108,6 +113,12 @@ def _grammar_of(message: pb.Grammar) -> Grammar:
     if message.reasoning not in ("", *REASONING_FORMATS):
         raise LinkError(f"unknown format of reasoning {message.reasoning!r:.100}")
     return Grammar(_GRAMMAR_OF_NUMBER[message.kind], message.text, message.field, message.owner, message.reasoning)
+
+
+def _thinking_of(message: pb.ThinkingBudget) -> ThinkingBudget:
+    if message.form not in REASONING_FORMATS or not message.end:
+        raise LinkError(f"a limit of a reasoning of format {message.form!r:.100} with {len(message.end)} tokens")
+    return ThinkingBudget(message.most, message.form, tuple(message.end))
 
 
 def _choices_of(message: pb.Choices) -> Choices:

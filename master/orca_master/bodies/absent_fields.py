@@ -22,8 +22,9 @@ class AbsentField(NamedTuple):
 
 AbsentFields = Mapping[str, AbsentField]
 
-_IDS = AbsentField("is not supported: send return_token_ids: true", (False,))
+_TEMPLATE = AbsentField("start the server with --chat-template FILE")
 _PROMPT: AbsentFields = {
+    "media_io_kwargs": AbsentField("prompts are texts", ({},)),
     "mm_processor_kwargs": AbsentField("prompts are texts", ({},)),
     "kv_transfer_params": AbsentField("K/V blocks are not moved between servers", ({},)),
     "vllm_xargs": AbsentField("this server has no extensions", ({},)),
@@ -34,25 +35,36 @@ GENERATING: AbsentFields = {
     "length_penalty": AbsentField("is for beam search, which is not supported", (1,)),
     "spaces_between_special_tokens": AbsentField("only true is supported", (True,)),
     "detokenize": AbsentField("only true is supported: answers are texts", (True,)),
-    "allowed_token_ids": AbsentField("is not supported: send structured_outputs or logit_bias"),
+    "logits_processors": AbsentField(
+        "requests bring no code: send logit_bias, bad_words, allowed_token_ids or structured_outputs", ([],)
+    ),
+    "repetition_detection": AbsentField(
+        "is not supported: send repetition_penalty or frequency_penalty, and max_tokens as the bound", ({},)
+    ),
+    "logprob_token_ids": AbsentField("is not supported: send logprobs, or allowed_token_ids with logprobs", ([],)),
+    "return_prompt_text": AbsentField(
+        "is not supported: send return_token_ids: true, and prompt_token_ids to /detokenize", (False,)
+    ),
     "guided_json": AbsentField('send structured_outputs: {"json": …}'),
     "guided_regex": AbsentField('send structured_outputs: {"regex": …}'),
     "guided_choice": AbsentField('send structured_outputs: {"choice": …}'),
     "guided_grammar": AbsentField('send structured_outputs: {"grammar": …}'),
+    "guided_decoding_backend": AbsentField("structured_outputs have one backend, llguidance"),
+    "guided_whitespace_pattern": AbsentField("is not supported: send structured_outputs without it"),
 }
 """Of all routes that generate."""
 COMPLETION: AbsentFields = {
     **GENERATING,
     "suffix": AbsentField("is not supported: write the tokens with which this model infills into the prompt", ("",)),
-    "return_tokens_as_token_ids": _IDS,
+    "extra_args": AbsentField("there are no extensions to take them", ({},)),
+    "prompt_embeds": AbsentField("is not supported: send prompt, a text or token ids", ([],)),
 }
 CHAT: AbsentFields = {
     **GENERATING,
     "add_special_tokens": AbsentField("only false is supported: the chat template adds special tokens", (False,)),
     "echo": AbsentField("is only supported by /v1/completions", (False,)),
-    "return_tokens_as_token_ids": _IDS,
     "documents": AbsentField('send chat_template_kwargs: {"documents": …}', ([],)),
-    "chat_template": AbsentField("start the server with --chat-template FILE"),
+    "chat_template": _TEMPLATE,
     "functions": AbsentField("send tools", ([],)),
     "function_call": AbsentField("send tool_choice"),
 }
@@ -64,8 +76,18 @@ RESPONSE: AbsentFields = {
     "include_reasoning": AbsentField("only true is supported", (True,)),
     "request_id": AbsentField("send the header X-Request-Id"),
     "truncate_prompt_tokens": AbsentField("the input is not cut: send a shorter one"),
+    "chat_template": _TEMPLATE,
+    "previous_input_messages": AbsentField("send all items in input", ([],)),
     "enable_response_messages": AbsentField("is not supported: send a chat with return_token_ids: true", (False,)),
 }
+STRUCTURED_OUTPUTS: AbsentFields = {
+    "disable_any_whitespace": AbsentField("JSON has the white space that the model writes", (False,)),
+    "disable_additional_properties": AbsentField("write additionalProperties: false into the schema", (False,)),
+    "disable_fallback": AbsentField("there is one backend, and no other to fall back to", (False,)),
+    "whitespace_pattern": AbsentField("JSON has the white space that the model writes"),
+    "structural_tag": AbsentField("is not supported: send json, regex, choice or grammar, or tools with strict: true"),
+}
+"""Of the object `structured_outputs`, all of whose fields clients send that write an object of Python as JSON."""
 EMBEDDING: AbsentFields = {
     **_PROMPT,
     "dimensions": AbsentField("is not supported: vectors have the model's hidden size"),

@@ -52,6 +52,7 @@ class GenerationRequest(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     prompt_logprobs: LogprobCount | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

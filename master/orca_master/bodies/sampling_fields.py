@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from orca_master.bodies.allowed_token_ids import AllowedTokenIds
 from orca_master.bodies.bad_words import BadWords
 from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.lengths import at_most, at_most_characters
@@ -44,6 +45,8 @@ class SamplingFields(Body):
     ] = []
     include_stop_str_in_output: bool = False
     bad_words: BadWords = []
+    allowed_token_ids: AllowedTokenIds | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Required
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from orca_master.bodies.absent_fields import STRUCTURED_OUTPUTS, without_absent_fields
 from orca_master.bodies.lengths import MAX_DEPTH, at_most, at_most_characters, is_too_deep
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
@@ -44,7 +45,7 @@ class ResponseFormat(TypedDict, total=False):
 
 
 @with_config(ConfigDict(extra="forbid"))
-class StructuredOutputs(TypedDict, total=False):
+class _Fields(TypedDict, total=False):
     """`structured_outputs`: exactly one of the fields."""
 
     json: dict[str, Any] | _Source | None
@@ -61,7 +62,14 @@ class StructuredOutputs(TypedDict, total=False):
     json_object: bool | None
 
 
-def grammar_of(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Grammar | None:
+def _known(value: Any) -> Any:
+    return without_absent_fields(value, STRUCTURED_OUTPUTS) if isinstance(value, dict) else value
+
+
+StructuredOutputs = Annotated[_Fields, BeforeValidator(_known)]
+
+
+def grammar_of(response_format: ResponseFormat | None, structured_outputs: _Fields | None) -> Grammar | None:
     """Return the grammar of a request, None if any text may be generated; raise ValueError with the field's name."""
     grammar = None if response_format is None else _of_response_format(response_format)
     if structured_outputs is None:
@@ -82,10 +90,10 @@ def _of_response_format(value: ResponseFormat) -> Grammar | None:
     return Grammar(GrammarKind.JSON, _as_json(schema, "response_format"), "response_format")
 
 
-def _of_structured_outputs(value: StructuredOutputs) -> Grammar:
+def _of_structured_outputs(value: _Fields) -> Grammar:
     given = {name: entry for name, entry in value.items() if entry is not None and entry is not False}
     if len(given) != 1:
-        raise ValueError(f"structured_outputs: exactly one of {', '.join(StructuredOutputs.__annotations__)} is needed")
+        raise ValueError(f"structured_outputs: exactly one of {', '.join(_Fields.__annotations__)} is needed")
     ((name, content),) = given.items()
     if name == "json_object":
         return Grammar(GrammarKind.JSON, _ANY_OBJECT)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_contract.model_choices import AllReduce, AttentionBackend
+from orca_contract.model_choices import AllReduce, AttentionBackend, PoolingChoice
 
 from orca_master.commands.argument_types import bound_seconds, count, fraction, positive, slots, stall_seconds
 from orca_master.commands.scheduling_options import ADMISSIONS, SCHEDULING_POLICIES
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
+from orca_master.text.reasoning import REASONING_FORMATS
 
 
 def _one_of(choices: Collection[str]) -> Callable[[str], str]:
@@ -25,6 +26,16 @@ def _one_of(choices: Collection[str]) -> Callable[[str], str]:
         return text
 
     return choice
+
+
+def check_formats(embedding_pooling: str, reasoning_parser: str) -> None:
+    """Raise ConfigurationError for a value of these options of `LLM` that is none of their choices."""
+    for name, value, choices in (
+        ("embedding_pooling", embedding_pooling, get_args(PoolingChoice)),
+        ("reasoning_parser", reasoning_parser, (*REASONING_FORMATS, "none")),
+    ):
+        if value not in choices:
+            raise ConfigurationError(f"{name}: {value!r} is not one of {', '.join(choices)}")
 
 
 def _truth(text: str) -> bool:

@@ -13,11 +13,13 @@ from orca_master.bodies.tools import NamedTool
 from orca_master.endpoint.call_constraint import grammar_of_calls
 from orca_master.errors import RequestError
 from orca_master.scheduling.constraint import Grammar
+from orca_master.scheduling.thinking import ThinkingBudget
 from orca_master.text.forced_calls import ArgumentsParser, ListParser
 from orca_master.text.reasoning import BEGIN, BY_TAG, END, WITHIN, ReasoningParser, ends_within, form_after
 from orca_master.text.tokenizer import TextCodec
 from orca_master.text.tool_calls import FORMATS, CallDelta, Parsed, ToolCallFormat, ToolCallParser, format_named
 
+BUDGET = "thinking_token_budget"
 END_TOKENS = 16
 """Of a prompt: more than a tag has with the white space after it, also if each character is a token."""
 
@@ -143,6 +145,43 @@ class AnswerFormat:
             raise RequestError(f"structured_outputs: {message}", "structured_outputs")
         return replace(grammar, reasoning=reasoning)
 
+    def check_thinking(self, body: GenerationRequest, stops: frozenset[int]) -> None:
+        """Raise RequestError for a limit of reasoning tokens that cannot be kept; `stops`: tokens that end the answer.
+
+        A worker bans those before `min_tokens`, and could be left without a token.
+        """
+        if (body.thinking_token_budget or 0) < 0 or body.thinking_token_budget is None:
+            return
+        if self.reasoning is None or self.codec is None:
+            raise RequestError(
+                f"{BUDGET}: the format of this model's reasoning is not set: start the server with --reasoning-parser, "
+                "or the LLM with reasoning_parser",
+                BUDGET,
+            )
+        end = self.codec.encode(END, add_special_tokens=False) if self.codec.has_tokenizer else []
+        if END not in self.codec.decode(end):
+            raise RequestError(f"{BUDGET}: this model has no tokens for {END}", BUDGET)
+        if body.min_tokens and (ending := stops.intersection(end)):
+            message = f"token {min(ending)} of {END} ends the answer, which min_tokens forbids: send no min_tokens"
+            raise RequestError(f"{BUDGET}: {message}", BUDGET)
+        if missing := set(end).difference(body.allowed_token_ids or end):
+            message = f"lacks token {min(missing)} of {END}, which {BUDGET} forces: add it"
+            raise RequestError(f"allowed_token_ids: {message}", "allowed_token_ids")
+
+    def thinking_budget(
+        self, body: GenerationRequest, prompt: Sequence[int], grammar: Grammar | None, max_tokens: int
+    ) -> ThinkingBudget | None:
+        """Return the limit of the reasoning tokens in the answers to a checked request, None if none has an effect.
+
+        `grammar`: that of the answer, which may leave no place for a reasoning. `max_tokens`: of the whole answer.
+        """
+        most = body.thinking_token_budget
+        if most is None or not 0 <= most < max_tokens or (grammar is not None and not grammar.reasoning):
+            return None
+        if (form := self._reasoning_of(body, prompt)) is None or self.codec is None:
+            return None
+        return ThinkingBudget(most, form, tuple(self.codec.encode(END, add_special_tokens=False)))
+
     def shown_tokens(self, body: GenerationRequest) -> tuple[str, ...]:
         """Return texts of tokens that are part of the answers, even if they are special tokens."""
         of_calls = self.tool_calls.tokens if self.tool_calls is not None and body.tool_names else ()
@@ -167,14 +206,14 @@ class AnswerFormat:
             tools = ToolCallParser(self.tool_calls, body.tool_names, body.parallel_tool_calls, body.has_grammar)
         return AnswerParser(reasoning, tools)
 
-    def _reasoning_of(self, body: ChatCompletionRequest, prompt: Sequence[int]) -> str | None:
+    def _reasoning_of(self, body: GenerationRequest, prompt: Sequence[int]) -> str | None:
         """Return the format of the reasoning in answers to `body`.
 
         An answer that continues a text begins within the reasoning if the text does not end it.
         """
         if self.reasoning is None or self.codec is None:
             return self.reasoning
-        if body.continue_final_message:
+        if isinstance(body, ChatCompletionRequest) and body.continue_final_message:
             return WITHIN if continues_reasoning(body) else BY_TAG
         return form_after(self.reasoning, self.codec.decode(list(prompt[-END_TOKENS:])))
 

@@ -36,7 +36,6 @@ from orca_master.endpoint.embeddings import add_embeddings
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.error_schemas import error_responses, error_schemas
 from orca_master.endpoint.file_routes import add_files
-from orca_master.endpoint.generation import check_token_ids
 from orca_master.endpoint.internal_errors import InternalErrors
 from orca_master.endpoint.messages import add_messages
 from orca_master.endpoint.messages_answers import MessagesErrorBody
@@ -47,6 +46,7 @@ from orca_master.endpoint.requests_route import add_requests
 from orca_master.endpoint.responding import error_response, queue_full_response
 from orca_master.endpoint.responses import add_responses
 from orca_master.endpoint.stored_responses import add_stored_responses
+from orca_master.endpoint.token_choice import check_token_ids
 from orca_master.engine.progress import progress_report
 from orca_master.errors import (
     EngineError,

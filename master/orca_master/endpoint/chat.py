@@ -16,7 +16,7 @@ from orca_master.bodies.truncation import truncation_of
 from orca_master.endpoint.answer_parts import AnswerFormat, AnswerParser
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import Generation, check_min_tokens
+from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import (
     AssistantMessage,
@@ -31,9 +31,10 @@ from orca_master.endpoint.openai_answers import (
     ToolCall,
     Usage,
 )
-from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json
+from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, TokenTexts, entries_json, texts_for
+from orca_master.endpoint.recorded_body import CHAT
 from orca_master.endpoint.responding import respond
-from orca_master.endpoint.resumable_request import CHAT
+from orca_master.endpoint.token_choice import check_min_tokens
 from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
@@ -50,7 +51,7 @@ class ChatFormat:
     def __init__(self, body: ChatCompletionRequest, model_name: str, codec: TextCodec, answers: AnswerFormat) -> None:
         self._body = body
         self._model_name = model_name
-        self._texts = TokenTexts(codec)
+        self._texts = texts_for(body, codec)
         self._answers = answers
         self._shows_reasoning = body.include_reasoning or answers.reasoning is None
         # Tokens would show the reasoning that is to be left out; vLLM, too, leaves them out.
@@ -210,7 +211,7 @@ def token_logprob(texts: TokenTexts, piece: Piece) -> ChatTokenLogprob:
     """Return the log probabilities at a piece's token."""
 
     def of(token: int, logprob: float) -> TokenLogprob:
-        return {"token": texts.of(token), "logprob": logprob, "bytes": texts.bytes_of(token)}
+        return {"token": texts.label(token), "logprob": logprob, "bytes": texts.bytes_of(token)}
 
     logprobs = piece.logprobs or pb.Logprobs()
     top = [of(token, value) for token, value in zip(logprobs.token, logprobs.logprob, strict=True)]

@@ -19,12 +19,12 @@ from orca_master.endpoint.prompt_logprobs import (
     SLICE_NUMBERS,
     PromptNumbers,
     TextOffsets,
-    TokenTexts,
     entries_json,
     lists_json,
+    texts_for,
 )
+from orca_master.endpoint.recorded_body import COMPLETIONS
 from orca_master.endpoint.responding import respond
-from orca_master.endpoint.resumable_request import COMPLETIONS
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -35,7 +35,7 @@ class CompletionFormat:
         self._body = body
         self._model_name = model_name
         self._codec = codec
-        self._texts = TokenTexts(codec)
+        self._texts = texts_for(body, codec)
         self._offsets: dict[int, TextOffsets] = {}
         """Of the answers, by choice."""
         self._echo = ""
@@ -167,7 +167,7 @@ class CompletionFormat:
         for piece in pieces:
             assert piece.logprobs is not None
             sampled = piece.token, piece.logprobs.sampled
-            logprobs.tokens.append(self._texts.of(piece.token))
+            logprobs.tokens.append(self._texts.label(piece.token))
             logprobs.token_logprobs.append(piece.logprobs.sampled)
             logprobs.top_logprobs.append(self._texts.by_text(piece.logprobs.token, piece.logprobs.logprob, sampled))
             logprobs.text_offset.append(offsets.next(piece.token))

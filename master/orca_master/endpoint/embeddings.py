@@ -26,9 +26,10 @@ from orca_master.bodies.truncation import truncation_of
 from orca_master.endpoint.choice_run import failure_of, groups_of
 from orca_master.endpoint.delivery import deliver_body
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.generation import check_token_ids, salt_of
+from orca_master.endpoint.generation import salt_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.request_deadline import TimeLimit
+from orca_master.endpoint.token_choice import check_token_ids
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.messages import Choices, Output, Submission
 from orca_master.engine.request_limits import check_together

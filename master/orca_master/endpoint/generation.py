@@ -13,7 +13,7 @@ import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from orca_contract.state import EngineState
 
@@ -25,6 +25,7 @@ from orca_master.endpoint.prompt_logprobs import check_size
 from orca_master.endpoint.recorder import Recorder
 from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.endpoint.served_models import ServedModels
+from orca_master.endpoint.token_choice import check_min_tokens, check_token_ids, check_tokens, sampling_values, stops_of
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Choices, Submission
 from orca_master.engine.request_limits import check_choices, check_generates
@@ -32,27 +33,7 @@ from orca_master.errors import RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import TextCodec
 
-_COMMON_FIELDS = {field.name for field in fields(SamplingParameters)} & set(GenerationRequest.model_fields) - {
-    "seed", "prompt_logprobs"
-}  # fmt: skip
-"""Sampling parameters with the same name and value in the body."""
-LEAST_TEMPERATURE = 1e-5
-"""Below it a request is greedy: logits over its temperature could exceed the workers' number type."""
 CANCELLED = "cancelled: the client closed the connection"
-
-
-def check_token_ids(field: str, tokens: Sequence[int], vocabulary: int) -> None:
-    """Raise RequestError if a token id of a request's `field` is not in the vocabulary."""
-    if min(tokens, default=0) < 0:
-        raise RequestError(f"{field}: token id {min(tokens)} is negative", field)
-    if max(tokens, default=0) >= vocabulary:
-        raise RequestError(f"{field}: token id {max(tokens)} is not below the vocabulary size {vocabulary}", field)
-
-
-def check_min_tokens(body: GenerationRequest, max_tokens: int, origin: str) -> None:
-    """Raise RequestError if `min_tokens` exceeds the length of an answer, which is from `origin`."""
-    if body.min_tokens > max_tokens:
-        raise RequestError(f"min_tokens: {body.min_tokens} exceeds {origin}, {max_tokens}", "min_tokens")
 
 
 def salt_of(owner: str, cache_salt: str | None) -> str:
@@ -148,12 +129,11 @@ class Generator:
         field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         per_token = sum(1 + count for count in body.prompt_logprob_counts)
         check_size(sum(map(len, prompts)), per_token, body.n, field)
-        for field, tokens in (
-            *(("prompt", prompt) for prompt in prompts),
-            ("stop_token_ids", body.stop_token_ids),
-            ("logit_bias", [int(token) for token in body.logit_bias]),
-        ):
-            check_token_ids(field, tokens, vocabulary)
+        for prompt in prompts:
+            check_token_ids("prompt", prompt, vocabulary)
+        stops = stops_of(body, self._codec)
+        check_tokens(body, vocabulary, stops)
+        self._answers.check_thinking(body, stops)
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
         check_min_tokens(body, max_tokens, "max_tokens")
@@ -195,8 +175,7 @@ class Generator:
 
         `arrived`: see Submission.
         """
-        stop = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else self._codec.stop_token_ids)
-        bias = tuple((int(token), value) for token, value in body.logit_bias.items())
+        stop = stops_of(body, self._codec)
         salt = salt_of(owner, body.cache_salt)
         choices = []
         grammar = None if (made := self._answers.grammar(body, prompts[0])) is None else replace(made, owner=owner)
@@ -206,12 +185,9 @@ class Generator:
         if body.num_choices > body.n and logprobs is None:
             logprobs = 0  # decides which are the best
         group = Choices(request_id, count, num_tokens) if count > 1 else None
+        budgets = [self._answers.thinking_budget(body, prompt, grammar, generated) for prompt in prompts]
         shared = [array("I", prompt) for prompt in prompts]
-        shared_parameters = {name: getattr(body, name) for name in _COMMON_FIELDS}
-        if body.temperature < LEAST_TEMPERATURE:
-            shared_parameters["temperature"] = 0.0
-        shared_parameters |= {"top_k": max(0, body.top_k), "logit_bias": bias, "logprobs": logprobs}
-        shared_parameters["bad_words"] = self._codec.bad_words(body.bad_words)
+        shared_parameters = sampling_values(body, self._codec) | {"logprobs": logprobs}
         for index in range(count):
             prompt_index, choice = divmod(index, body.num_choices)
             of_prompt = body.num_prompt_logprobs if choice == 0 else None  # once for each prompt
@@ -231,6 +207,7 @@ class Generator:
                 grammar=grammar,
                 adapter=adapter,
                 arrived=arrived,
+                thinking_budget=budgets[prompt_index],
             )
             decoder = self._codec.decoder(
                 body.stop_strings,

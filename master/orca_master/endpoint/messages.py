@@ -22,8 +22,8 @@ from orca_master.endpoint.messages_answers import InputTokens, Message, Messages
 from orca_master.endpoint.messages_errors import error_body
 from orca_master.endpoint.messages_events import Event, MessageEvents, message_of
 from orca_master.endpoint.middleware import MESSAGES, owner_of
+from orca_master.endpoint.recorded_body import CHAT
 from orca_master.endpoint.responding import STATUSES, status_and_code
-from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import RequestError
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

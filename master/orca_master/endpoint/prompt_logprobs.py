@@ -14,6 +14,7 @@ from typing import Any
 
 from orca_protos import engine_pb2 as pb
 
+from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.openai_answers import CompletionLogprobs
 from orca_master.errors import RequestError
 from orca_master.text.tokenizer import TextCodec
@@ -58,6 +59,10 @@ class TokenTexts:
             self._texts[token] = self._codec.decode([token])
         return self._texts[token]
 
+    def label(self, token: int) -> str:
+        """Return what stands for a token in OpenAI's log probabilities."""
+        return self.of(token)
+
     def bytes_of(self, token: int) -> list[int]:
         """Return the bytes of a token in a text."""
         if token not in self._bytes:
@@ -79,14 +84,27 @@ class TokenTexts:
         return OffsetsInText(self._codec, self, text)
 
     def by_text(self, tokens: Iterable[int], values: Iterable[float], own: tuple[int, float]) -> dict[str, float]:
-        """Return log probabilities by the texts of their tokens; of equal texts the first, which is the likeliest.
+        """Return log probabilities by the labels of their tokens; of equal ones the first, which is the likeliest.
 
         `own`: the token that has the place, which may be unlikely, and its log probability.
         """
         found: dict[str, float] = {}
         for token, value in (*zip(tokens, values, strict=True), own):
-            found.setdefault(self.of(token), max(value, LEAST))
+            found.setdefault(self.label(token), max(value, LEAST))
         return found
+
+
+class IdLabels(TokenTexts):
+    """TokenTexts with the ids of tokens as labels, in vLLM's form: the texts of several tokens can be equal."""
+
+    def label(self, token: int) -> str:
+        """See TokenTexts."""
+        return f"token_id:{token}"
+
+
+def texts_for(body: GenerationRequest, codec: TextCodec) -> TokenTexts:
+    """Return the texts of tokens with the labels that a request wants."""
+    return IdLabels(codec) if body.return_tokens_as_token_ids else TokenTexts(codec)
 
 
 class TextOffsets:
@@ -157,7 +175,7 @@ class PromptNumbers:
             part = CompletionLogprobs()
             for position in positions:
                 token = self._prompt[position]
-                part.tokens.append(self._texts.of(token))
+                part.tokens.append(self._texts.label(token))
                 part.text_offset.append(offsets.next(token))
                 if position == 0:
                     part.token_logprobs.append(None)

@@ -26,6 +26,7 @@ from orca_master.endpoint.generation import Generation
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.openai_answers import ChatTokenLogprob
 from orca_master.endpoint.prompt_logprobs import TokenTexts
+from orca_master.endpoint.recorded_body import CHAT
 from orca_master.endpoint.recorder import Recorder
 from orca_master.endpoint.response_answer import FAILURES, ResponseAnswer, fault_of
 from orca_master.endpoint.response_objects import (
@@ -39,7 +40,6 @@ from orca_master.endpoint.response_output import ResponseOutput
 from orca_master.endpoint.response_prompt import chat_request, response_fields
 from orca_master.endpoint.response_record import conversation_of, record
 from orca_master.endpoint.response_store import RESPONSE_ID, StoredResponse
-from orca_master.endpoint.resumable_request import CHAT
 from orca_master.errors import EngineUnavailableError, RequestError
 
 Keep = Callable[[ResponseObject], Awaitable[None]]

@@ -13,21 +13,18 @@ from collections.abc import Callable
 
 from orca_protos import engine_pb2 as pb
 
-from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from orca_master.endpoint.answer_parts import continues_reasoning
+from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.decoded_requests import DecodedRequests
 from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.recorded_body import recorded_body
 from orca_master.endpoint.restored_adapters import RestoredAdapters
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.errors import EngineUnavailableError, RequestError, RequestTimeoutError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, JournalledRequest
-from orca_master.text.reasoning import BEGIN
 
 logger = logging.getLogger(__name__)
 
-NOT_RECORDED = {"prompt", "messages", "chat_template_kwargs", "user", "request_id"}
-"""Fields of bodies that no response needs once the prompts are token ids, except the texts of prompts with `echo`."""
 MAX_PROMPT_LOGPROBS = 2**14
 """Most log probabilities of a request's prompts, about 150 KB of the journal: a few requests with as many as a response
 can have would fill it, and it would be off for all."""
@@ -84,20 +81,12 @@ class ResumableRequests:
             files = self._adapters.files(submission.adapter)
             if files is None:  # it has left since the body was checked, and the engine refuses the request
                 return None
-        try:
-            recorded = body.model_dump(mode="json", exclude_unset=True, exclude=NOT_RECORDED)
-        except UnicodeEncodeError as error:  # pydantic writes the names of objects as UTF-8
-            raise RequestError(f"the name {error.object!r:.100} in an object has a lone surrogate") from error
-        if isinstance(body, CompletionRequest) and body.echo and body.texts is not None:
-            recorded["prompt"] = body.texts
-        if isinstance(body, ChatCompletionRequest) and continues_reasoning(body):
-            recorded["messages"] = [{"role": "assistant", "content": BEGIN}]  # a placeholder that ends within it, too
         return ResumableRequest(
             self._journal,
             Accepted(
                 generation.request_id,
                 route,
-                recorded,
+                recorded_body(body),
                 generation.prompts,
                 generation.max_tokens,
                 submission.sampling.logprobs,

@@ -10,20 +10,16 @@ from dataclasses import replace
 
 from orca_protos import engine_pb2 as pb
 
-from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.choice_run import PIECES_TOGETHER, Choice, Piece, as_piece
 from orca_master.endpoint.generation import Generation, Generator
+from orca_master.endpoint.recorded_body import body_of
 from orca_master.engine.messages import Output
 from orca_master.errors import EngineError, EngineUnavailableError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token, TokenLog
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.detokenizer import IncrementalDecoder
-
-COMPLETIONS, CHAT = "completions", "chat"
-"""Routes of requests."""
-PLACEHOLDERS = [{"role": "user", "content": ""}]
-"""Messages of a body whose texts are not recorded."""
 
 
 class ResumableRequest:
@@ -63,9 +59,7 @@ class ResumableRequest:
     @property
     def body(self) -> GenerationRequest:
         """The body, with placeholders for texts that are not recorded."""
-        if self.accepted.route == CHAT:
-            return ChatCompletionRequest.model_validate({"messages": PLACEHOLDERS, **self.accepted.body})
-        return CompletionRequest.model_validate({"prompt": [0], **self.accepted.body})
+        return body_of(self.accepted.route, self.accepted.body)
 
     def generation(self, generator: Generator) -> Generation:
         """Return the generation from its beginning, with new decoders."""

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +21,11 @@ from orca_contract.state import EngineState
 from orca_contract.topology import Topology
 
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.constrained import constrained
 from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, Submission
 from orca_master.engine.progress import Progress
-from orca_master.scheduling.constraint import Grammar
 from orca_master.scheduling.request import ServiceClass
 from orca_master.text.grammar_compiler import GrammarCompiler
 
@@ -189,8 +189,8 @@ class EngineThread(EngineClient):
         """See EngineClient."""
         stream = _Stream(receive, len(submission.prompt), submission.arrived, submission.service_class)
         self._streams[submission.request_id] = stream
-        if submission.grammar is not None:
-            stream.submitting = self._own_loop.create_task(self._submit_constrained(submission, submission.grammar))
+        if submission.grammar is not None or submission.thinking_budget is not None:
+            stream.submitting = self._own_loop.create_task(self._submit_constrained(submission))
             return stream.submitting
         return self._pass_on(submission, stream)
 
@@ -217,13 +217,13 @@ class EngineThread(EngineClient):
         self._engine_loop.run_forever()
         self._engine_loop.run_until_complete(_cancel_others())
 
-    async def _submit_constrained(self, submission: Submission, grammar: Grammar) -> None:
+    async def _submit_constrained(self, submission: Submission) -> None:
         """Submit a request when its grammar is compiled; return if the caller releases the request meanwhile."""
         vocabulary_size = self.engine.snapshot.vocabulary_size
         try:
-            constraint = await self.grammars.compile(grammar, vocabulary_size, submission.generated)
+            limited = await constrained(submission, self.grammars, vocabulary_size)
             if (stream := self._streams.get(submission.request_id)) is not None:
-                await self._pass_on(replace(submission, constraint=constraint), stream)
+                await self._pass_on(limited, stream)
         except asyncio.CancelledError:
             if submission.request_id in self._streams:
                 raise

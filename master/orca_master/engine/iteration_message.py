@@ -28,7 +28,7 @@ def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
         iteration.num_drafts[-1] = scheduled.num_drafts
         iteration.num_new_blocks[-1] = len(scheduled.new_blocks)
         iteration.new_block.extend(scheduled.new_blocks)
-        if scheduled.samples and scheduled.request.is_masked:
+        if scheduled.is_masked:
             iteration.masked_row.append(scheduled.row)
         if scheduled.admitted:
             request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)
@@ -99,5 +99,5 @@ def _fill(admission: pb.Admission, request: Request) -> None:
     admission.prompt_length = len(request.prompt)
     admission.adapter = request.adapter
     request.sampling.fill(admission.sampling)
-    if request.sampling.min_tokens and request.constraint is None:  # else the masks ban them (token_masks.py)
+    if request.sampling.min_tokens and not request.masks_ends:  # else the masks ban them (token_masks.py)
         admission.banned_token.extend(request.stop_token_ids)

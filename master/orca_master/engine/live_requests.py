@@ -93,6 +93,7 @@ class LiveRequests:
             generated=list(submission.generated or ()),
             cache_salt=submission.cache_salt,
             constraint=submission.constraint,
+            thinking=submission.thinking,
             pooling=submission.pooling,
             adapter=submission.adapter,
         )
@@ -261,7 +262,7 @@ class LiveRequests:
         config = self._scheduler.config
         if not config.speculative_tokens or submission.constraint is not None:
             return None
-        if submission.sampling.reads_history or submission.sampling.bad_words or submission.pooling is not None:
+        if submission.sampling.reads_history or submission.sampling.is_masked or submission.pooling is not None:
             return None
         if config.has_draft_model:
             num_generated = len(submission.generated or ())

@@ -14,6 +14,7 @@ from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import Constraint, Grammar
 from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters
+from orca_master.scheduling.thinking import Thinking, ThinkingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Submission:
     `weights`: the identities of those that computed them (source and file_digest), None if nothing is known.
     `choices`: those of the client's request, None if this is the only one. `cache_salt`: see Request.
     `grammar`: what the answer must match; `constraint`: the compiled grammar, with the tokens of `generated`.
+    `thinking_budget`: the most reasoning tokens; `thinking`: their tracker, with the tokens of `generated`.
     `pooling`: of an embedding, whose `max_gen_tokens` is 0. `adapter`: number of the model's adapter, 0 for none.
     `service_class`: BATCH bypasses the bounds of the queue; who submits such requests bounds their number.
     `arrived`: when the client's request arrived, before its texts were tokenized, in seconds of the monotonic clock,
@@ -58,6 +60,8 @@ class Submission:
     adapter: int = 0
     service_class: ServiceClass = ServiceClass.INTERACTIVE
     arrived: float = field(default_factory=time.monotonic)
+    thinking_budget: ThinkingBudget | None = None
+    thinking: Thinking | None = None
 
 
 class Output(NamedTuple):

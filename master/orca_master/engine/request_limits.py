@@ -112,7 +112,7 @@ def check_priority(submission: Submission, policy: str) -> None:
 def check_values(request: Request, vocabulary_size: int) -> None:
     """Raise RequestError for values out of range.
 
-    The endpoint checks these values, too (openai_requests.py, generation.py). This check repeats them because API
+    The endpoint checks these values, too (sampling_fields.py, token_choice.py). This check repeats them because API
     processes are not trusted (docs/contracts.md, section 9), and a value that cannot be encoded would end the pipeline
     for all requests.
     """
@@ -121,6 +121,8 @@ def check_values(request: Request, vocabulary_size: int) -> None:
         _check_tokens("prompt", request.prompt, vocabulary_size)
     _check_tokens("generated", request.generated, vocabulary_size)
     _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocabulary_size)
+    if sampling.allowed_token_ids:
+        _check_tokens("allowed_token_ids", [max(0, sampling.allowed_token_ids.largest)], vocabulary_size)
     if sampling.min_tokens:  # only then are the stop tokens sent to the workers
         _check_tokens("stop_token_ids", request.stop_token_ids, vocabulary_size)
     if not request.prompt:

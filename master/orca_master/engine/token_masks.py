@@ -24,7 +24,7 @@ from orca_master.engine.supervisor import PipelineSupervisor
 from orca_master.engine.workers import PipelineWorkers
 from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
-from orca_master.text.token_matcher import MaskMaker, TokenMatcher
+from orca_master.text.token_matcher import NO_LIMITS, MaskMaker, TokenLimits, TokenMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -67,22 +67,12 @@ class TokenMasks:
     def _begin(self, iteration: _Unmasked) -> None:
         if self._maker is None:
             self._maker = MaskMaker(iteration.workers.facts.vocabulary_size)
-        matchers: list[TokenMatcher | None] = []
-        banned: list[list[frozenset[int]]] = []
+        matchers, limits = [], []
         for scheduled in iteration.requests:
-            request = scheduled.request
-            if scheduled.is_stale:
-                matchers.append(None)
-                banned.append([])
-                continue
-            matcher = cast("TokenMatcher | None", request.constraint)
+            matcher = None if scheduled.is_stale else cast("TokenMatcher | None", scheduled.request.constraint)
             matchers.append(matcher)
-            banned.append([request.sampling.bad_words.forbidden(request.generated)])
-            # Workers ban the ends of requests without a grammar. Those of the matcher count also with `ignore_eos`.
-            if matcher is not None and len(request.generated) < request.sampling.min_tokens:
-                banned[-1].append(request.stop_token_ids.union(matcher.ends))
-        loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._thread, self._maker.masks, matchers, banned)
+            limits.append(NO_LIMITS if scheduled.is_stale else _limits(scheduled.request, matcher))
+        made = asyncio.get_running_loop().run_in_executor(self._thread, self._maker.masks, matchers, limits)
         made.add_done_callback(partial(self._send, iteration))
 
     def _send(self, iteration: _Unmasked, made: asyncio.Future[bytes]) -> None:
@@ -98,3 +88,13 @@ class TokenMasks:
             request = scheduled.request
             if not scheduled.is_stale and request.constraint is not None and request.constraint.error:
                 self._fail(request, request.constraint.error)
+
+
+def _limits(request: Request, matcher: TokenMatcher | None) -> TokenLimits:
+    """Return what limits the next token of a request beside its grammar."""
+    banned = [request.sampling.bad_words.forbidden(request.generated)]
+    # Workers ban the ends of other requests. Those of the matcher count also with `ignore_eos`.
+    if request.masks_ends and len(request.generated) < request.sampling.min_tokens:
+        banned.append(request.stop_token_ids.union(() if matcher is None else matcher.ends))
+    forced = None if request.thinking is None else request.thinking.forced
+    return TokenLimits(banned, request.sampling.allowed_token_ids, forced)

@@ -69,6 +69,12 @@ class ScheduledRequest:
     samples: bool
     draft: tuple[int, ...] = ()
     num_drafts: int = 0
+    is_masked: bool = field(init=False)
+    """True if a mask limits the token that is sampled; decided at the dispatch, for masks and workers alike."""
+
+    def __post_init__(self) -> None:
+        place = self.context_length + self.num_tokens - len(self.request.prompt)
+        object.__setattr__(self, "is_masked", self.samples and self.request.is_masked_at(place))
 
     @property
     def num_inputs(self) -> int:
@@ -120,4 +126,4 @@ class Batch:
     @property
     def masked(self) -> tuple[ScheduledRequest, ...]:
         """The requests that sample a token that a mask limits."""
-        return tuple(entry for entry in self.requests if entry.samples and entry.request.is_masked)
+        return tuple(entry for entry in self.requests if entry.is_masked)

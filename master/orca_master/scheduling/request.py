@@ -16,6 +16,7 @@ from orca_contract.model_choices import Pooling
 from orca_master.scheduling.constraint import Constraint
 from orca_master.scheduling.drafter import Drafter
 from orca_master.scheduling.sampling_parameters import SamplingParameters
+from orca_master.scheduling.thinking import Thinking
 
 LOSSES_BEFORE_ALONE = 2
 """Losses in a row, without a token between them, after which a request runs alone (docs/architecture.md, section 3)."""
@@ -92,6 +93,8 @@ class Request:
     """Only requests with the same salt share K/V blocks (prefix_cache.py)."""
     constraint: Constraint | None = None
     """The state of `generated` in the request's grammar, None without one."""
+    thinking: Thinking | None = None
+    """The reasoning in `generated`, None without a limit of its tokens."""
     drafter: Drafter | None = None
     """Drafts the next tokens (speculation.py), None if none are to be computed."""
     block_keys: list[bytes] = field(default_factory=list)
@@ -184,9 +187,22 @@ class Request:
         return self.sampling.reads_history or (self.drafter is not None and self.drafter.reads_history)
 
     @property
-    def is_masked(self) -> bool:
-        """True if the master limits the tokens that may be sampled (engine/token_masks.py)."""
-        return self.constraint is not None or bool(self.sampling.bad_words)
+    def num_free(self) -> int:
+        """Number of next tokens that may be generated, and that are not forced as the end of a reasoning."""
+        free = None if self.thinking is None else self.thinking.num_free
+        return self.num_left if free is None else min(self.num_left, free)
+
+    def is_masked_at(self, place: int) -> bool:
+        """Return True if the master may limit the token of the answer at `place`, from 0 (engine/token_masks.py)."""
+        if self.constraint is not None or self.sampling.is_masked:
+            return True
+        free = None if self.thinking is None else self.thinking.num_free
+        return free is not None and place >= len(self.generated) + free
+
+    @property
+    def masks_ends(self) -> bool:
+        """True if masks ban the ends of the answer before `min_tokens`, because workers could leave no other token."""
+        return self.constraint is not None or bool(self.sampling.allowed_token_ids)
 
     def tokens(self, start: int, count: int) -> list[int]:
         """Return up to `count` known tokens from position `start` on."""
@@ -208,6 +224,8 @@ class Request:
         self.num_losses = 0
         if self.constraint is not None:
             self.constraint.accept(token)
+        if self.thinking is not None:
+            self.thinking.accept(token)
         if self.drafter is not None:
             self.drafter.append(token)
         if token in self.stop_token_ids:

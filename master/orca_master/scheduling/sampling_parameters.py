@@ -1,8 +1,8 @@
 """`SamplingParameters`: the sampling parameters of a request, their bounds, and their protobuf conversion.
 
-The values come from the endpoint (generation.py copies fields of the same name) and go as `Sampling` of
+The values come from the endpoint (token_choice.py copies fields of the same name) and go as `Sampling` of
 protos/engine.proto to the workers (orca_worker/sampling.py). A new parameter needs a field in the request body
-(openai_requests.py), in `SamplingParams` (llm_messages.py), in this class and in that message, and its use in the
+(sampling_fields.py), in `SamplingParams` (llm_messages.py), in this class and in that message, and its use in the
 workers.
 """
 
@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from orca_protos import engine_pb2 as pb
 
 from orca_master.errors import RequestError
+from orca_master.scheduling.allowed_tokens import NO_LIMIT, AllowedTokens
 from orca_master.scheduling.bad_words import NO_BAD_WORDS, BadWordTokens
 
 SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
@@ -54,12 +55,18 @@ class SamplingParameters:
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
     bad_words: BadWordTokens = NO_BAD_WORDS
+    allowed_token_ids: AllowedTokens = NO_LIMIT
 
     @property
     def reads_history(self) -> bool:
         """True if the logits are changed depending on the tokens before (orca_worker/logit_processing.py)."""
         penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
         return bool(penalties or self.min_tokens)
+
+    @property
+    def is_masked(self) -> bool:
+        """True if the master limits the tokens that may be sampled (engine/token_masks.py)."""
+        return bool(self.bad_words or self.allowed_token_ids)
 
     def check(self) -> None:
         """Raise RequestError for a value out of its bounds. Token ids are not checked."""
@@ -70,9 +77,11 @@ class SamplingParameters:
                 raise RequestError(f"{field}: {value} is not between {least} and {most}", field)
         if not all(self.bad_words):
             raise RequestError("bad_words: a word has no tokens", "bad_words")
+        if self.allowed_token_ids and self.allowed_token_ids.largest < 0:
+            raise RequestError("allowed_token_ids: no token is allowed", "allowed_token_ids")
 
     def fill(self, message: pb.Sampling) -> None:
-        """Write what workers need into an empty message: all values but `bad_words`, which masks contain.
+        """Write what workers need into an empty message: all values but those that masks contain.
 
         Raises ValueOutOfRangeError if a field cannot hold its value.
         """
@@ -92,8 +101,9 @@ class SamplingParameters:
             raise ValueOutOfRangeError(_FIELDS[name], f"{value} is not between 0 and {most}") from error
 
     def fill_all(self, message: pb.Sampling) -> None:
-        """As `fill`, for another process of the master: with `bad_words`."""
+        """As `fill`, for another process of the master: with `bad_words` and `allowed_token_ids`."""
         self.fill(message)
+        message.allowed_token_ids = self.allowed_token_ids
         try:
             message.bad_words.extend(pb.TokenSequence(token=word) for word in self.bad_words)
         except ValueError as error:
@@ -118,4 +128,6 @@ def sampling_of(message: pb.Sampling) -> SamplingParameters:
     values = {name: getattr(message, name) for name in _BOUNDS}
     values |= {name: None for name in ("logprobs", "prompt_logprobs") if not message.HasField(name)}
     bad_words = BadWordTokens(tuple(word.token) for word in message.bad_words)
-    return SamplingParameters(**values, logit_bias=tuple(zip(bias.token, bias.value, strict=True)), bad_words=bad_words)
+    biases = tuple(zip(bias.token, bias.value, strict=True))
+    allowed = AllowedTokens(message.allowed_token_ids)
+    return SamplingParameters(**values, logit_bias=biases, bad_words=bad_words, allowed_token_ids=allowed)

@@ -38,7 +38,7 @@ def room_for_drafts(rows: int, num_tokens: int | None) -> int:
 
 def draft(request: Request, most: int, rows: int, costs: DraftCosts) -> tuple[int, ...]:
     """Return the tokens to draft for a request whose answer has begun, at most `most`, beside `rows` rows."""
-    most = min(most, request.num_left - 1)  # the last token of an answer follows from none of its tokens
+    most = min(most, request.num_free - 1)  # the last token of an answer follows from none of its tokens
     if request.drafter is None or not request.generated or most < 1:
         return ()
     return request.drafter.draft(costs.least_acceptance(rows), most)
@@ -63,7 +63,7 @@ def num_wanted(request: Request, num_drafted: int, most: int, rows: int, costs: 
     `num_drafted`: tokens that the iteration computes in addition. The next iteration is expected to have as many tokens
     left as this one, and its `rows` answers share MOST_ROWS.
     """
-    most = min(most, request.num_left - 2 - num_drafted, MOST_ROWS // max(1, rows) - 1)
+    most = min(most, request.num_free - 2 - num_drafted, MOST_ROWS // max(1, rows) - 1)
     if request.drafter is None or not request.generated or most < 1:
         return 0
     return request.drafter.wanted(costs, rows, most, request.num_left)

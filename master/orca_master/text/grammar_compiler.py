@@ -24,10 +24,13 @@ from llguidance import LLTokenizer
 from orca_master.bodies.fair_turns import FairTurns, WorkInTurn
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from orca_master.scheduling.thinking import ThinkingBudget
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_process import CPU_SECONDS, MEMORY_BYTES, compiled, load_tokenizer
 from orca_master.text.json_spaces import JsonSpaces
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
+from orca_master.text.reasoning import BEGIN, END
+from orca_master.text.thinking_tracker import ThinkingTracker
 from orca_master.text.token_matcher import TokenMatcher
 
 MAX_CACHED = 64
@@ -103,6 +106,18 @@ class GrammarCompiler:
         if not tokens:
             return TokenMatcher(present, self._ends)
         return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, present, self._ends, tokens)
+
+    def tracker(self, budget: ThinkingBudget, tokens: Sequence[int]) -> ThinkingTracker:
+        """Return a tracker of an answer's reasoning, to which `tokens` are appended; raise RequestError."""
+        if (tokenizer := self._tokenizer) is None:
+            raise RequestError(f"thinking_token_budget: {self._unusable}", "thinking_token_budget")
+
+        def text_of(token: int) -> str:
+            text = tokenizer.decode_bytes([token]).decode("latin-1")
+            # Other special tokens are no part of the text in which the reasoning is found.
+            return "" if tokenizer.is_special_token(token) and text not in (BEGIN, END) else text
+
+        return ThinkingTracker(budget, text_of, tokens)
 
     async def close(self) -> None:
         """End the process."""

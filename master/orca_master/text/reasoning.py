@@ -41,6 +41,8 @@ class ReasoningParser:
         self._has_begun = self._within = False
         self.is_found = False
         """True if the answer has reasoning, or one of its tags."""
+        self.has_tag = False
+        """True if the reasoning has begun with <think>."""
         self._drops_space = False
         """True after a tag, where white space is no part of the answer."""
 
@@ -57,6 +59,7 @@ class ReasoningParser:
             if not last and may_become(begun, BEGIN):
                 return "", ""
             self._has_begun, self._drops_space = True, begun.startswith(BEGIN)
+            self.has_tag = self._drops_space
             self.is_found = self._within = self._begins_within or self._drops_space
             if self._drops_space:
                 self._text = begun.removeprefix(BEGIN)

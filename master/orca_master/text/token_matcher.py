@@ -15,9 +15,11 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from time import perf_counter, thread_time
+from typing import NamedTuple
 
 from llguidance import LLExecutor
 
+from orca_master.scheduling.allowed_tokens import NO_LIMIT, AllowedTokens
 from orca_master.text.compiled_grammar import CompiledGrammar, is_used_up
 from orca_master.text.json_spaces import MOST_SPACES
 
@@ -104,6 +106,20 @@ class TokenMatcher:
             self.error = f"the grammar is too complex: its tokens take more than {SECONDS_PER_TOKEN:g} s each"
 
 
+class TokenLimits(NamedTuple):
+    """What limits one token beside a grammar: `allowed` always, each set of `banned` if it leaves another token.
+
+    `forced`: the only token if it is allowed; None for any.
+    """
+
+    banned: Sequence[frozenset[int]] = ()
+    allowed: AllowedTokens = NO_LIMIT
+    forced: int | None = None
+
+
+NO_LIMITS = TokenLimits()
+
+
 class MaskMaker:
     """Computes masks without the interpreter lock. Call from one thread at a time."""
 
@@ -113,25 +129,34 @@ class MaskMaker:
         self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
         self._one_by_one = False
 
-    def masks(self, matchers: Sequence[TokenMatcher | None], banned: Sequence[Sequence[frozenset[int]]]) -> bytes:
+    def masks(self, matchers: Sequence[TokenMatcher | None], limits: Sequence[TokenLimits]) -> bytes:
         """Return one mask for each matcher, concatenated, as `TokenMasks` in engine.proto.
 
-        A mask has the tokens that its matcher allows, without those of each set in its entry of `banned` that leaves
-        another token. None allows every token. The mask of a matcher with an error has every token.
+        A mask has the tokens that its matcher and its entry of `limits` allow. None allows every token. Sets `error` of
+        a matcher that allows none of `allowed`. The mask of a matcher with an error has every token.
         """
         masks = bytearray(self._every_token * len(matchers))
         if live := [(place, entry) for place, entry in enumerate(matchers) if entry is not None and not entry.error]:
             self._compute(live, masks)
-        for place, (entry, sets) in enumerate(zip(matchers, banned, strict=True)):
+        for place, (entry, limit) in enumerate(zip(matchers, limits, strict=True)):
             row = slice(place * self.row_bytes, (place + 1) * self.row_bytes)
-            if entry is not None and entry.error:
-                masks[row] = self._every_token
-                continue
-            if entry is not None:
-                masks[row] = entry.bounded(masks[row])
-            for tokens in filter(None, sets):
-                masks[row] = _without(masks[row], tokens)
+            masks[row] = self._every_token if entry is not None and entry.error else self._row(masks[row], entry, limit)
         return bytes(masks)
+
+    def _row(self, mask: bytearray, entry: TokenMatcher | None, limits: TokenLimits) -> bytes | bytearray:
+        """Return the mask of a matcher without an error within the limits of its entry."""
+        if entry is not None:
+            mask = limits.allowed.within(entry.bounded(mask))
+            if not any(mask):
+                entry.error = "the grammar allows none of allowed_token_ids here"
+                return self._every_token
+        elif limits.allowed:  # without the intersection of large numbers
+            mask = bytearray(limits.allowed[: self.row_bytes].ljust(self.row_bytes, b"\0"))
+        if limits.forced is not None and mask[limits.forced // 8] >> limits.forced % 8 & 1:
+            return (1 << limits.forced).to_bytes(self.row_bytes, "little")
+        for tokens in filter(None, limits.banned):
+            mask = _without(mask, tokens)
+        return mask
 
     def _compute(self, live: Sequence[tuple[int, TokenMatcher]], masks: bytearray) -> None:
         """Write the masks of matchers at their places; set `error` of those that allow no token."""
