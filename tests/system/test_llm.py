@@ -155,6 +155,33 @@ def test_workers_outlive_the_thread_that_created_the_llm_but_not_its_process(tmp
         os.close(handle)
 
 
+FORK = """
+import os, sys
+from orca import LLM, SamplingParams
+
+with LLM(sys.argv[1]) as llm:
+    pid = os.fork()
+    if not pid:
+        try:
+            llm.generate("x")
+        except RuntimeError as error:
+            print(error, flush=True)
+        sys.exit(7)  # through the end of the block
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(code, len(llm.generate("x", SamplingParams(max_tokens=3))))
+"""
+
+
+def test_a_forked_process_is_refused_and_leaves_the_workers_alone():
+    model = ROOT / "examples" / "demo-model"
+    result = subprocess.run(
+        [sys.executable, "-c", FORK, str(model)], capture_output=True, text=True, timeout=120, check=False
+    )
+    refusal, rest = result.stdout.splitlines()
+    assert refusal.endswith("create another one here"), result.stderr
+    assert rest == "7 1", result.stderr
+
+
 def test_a_model_that_does_not_fit_raises_and_leaves_no_process(tmp_path):
     program = """
 from orca_master import LLM
