@@ -224,6 +224,32 @@ def test_the_times_of_a_request_begin_at_its_arrival():
     asyncio.run(play())
 
 
+def test_a_request_of_an_earlier_master_is_counted_once_by_both_and_its_times_by_none():
+    """The earlier master has counted the prompt and the first token; the clock of the arrival ended with it."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        for name, before in (("a", [7, 8, 9]), ("b", [])):
+            submission = Submission(name, [1, 2], 9, SamplingParameters(), frozenset(), generated=before)
+            engine.submit(submission, lambda output: None)
+            engine._distribute([Output(name, 1, None), Output(name, 2, FinishReason.LENGTH)])
+        text = (await engine.metrics()).decode()
+        for sample in (
+            'orca:prompt_tokens_total{model_name="m"} 2.0',  # of b
+            'orca:generation_tokens_total{model_name="m"} 4.0',
+            'orca:request_success_total{finished_reason="length",model_name="m"} 2.0',
+            'orca:request_prompt_tokens_sum{model_name="m"} 4.0',
+            'orca:request_generation_tokens_sum{model_name="m"} 7.0',
+            *(
+                f'orca:{name}_seconds_count{{model_name="m"}} 0.0'
+                for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_decode_time")
+            ),
+        ):
+            assert sample in text, sample
+
+    asyncio.run(play())
+
+
 def test_metrics_count_tokens_of_batches_and_not_their_times():
     async def play() -> None:
         engine = make_engine(starts=False)
