@@ -15,6 +15,7 @@ import contextlib
 import gc
 import threading
 import time
+import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,8 @@ CLOSED = "the LLM is closed"
 class LLM:
     """Workers and engine of one model; `close` or the end of the `with` block ends them.
 
-    Raises ConfigurationError for an invalid model or option.
+    The end of the last reference to an LLM ends them, too, but does not wait for it. Raises ConfigurationError for an
+    invalid model or option.
     """
 
     def __init__(
@@ -116,10 +118,10 @@ class LLM:
         )
         check(*options.checks)
         path, num_partitions = options.folder, options.pipeline_parallel_size
-        self._loop = LoopThread("llm", CLOSED)
+        self._loop = loop = LoopThread("llm", CLOSED)
         self._closing = threading.RLock()
         self._stack = contextlib.ExitStack()
-        self._stack.callback(self._loop.close)
+        self._stack.callback(loop.close)
         try:
             # Workers end with the thread that starts them, and the caller's thread may end before the LLM.
             async def start() -> LocalWorkers:
@@ -145,14 +147,16 @@ class LLM:
 
             master, self._endpoint = self._loop.run(make())
             template = self._endpoint.template  # whose process the first chat starts
-            self._stack.callback(lambda: self._loop.submit(template.__aexit__(None, None, None)).result())
-            self._stack.callback(lambda: self._loop.submit(master.stop(CLOSED)).result())
-            self._loop.run(master.start())
+            self._stack.callback(lambda: loop.submit(template.__aexit__(None, None, None)).result())
+            self._stack.callback(lambda: loop.submit(master.stop(CLOSED)).result())
+            loop.run(master.start())
             gc.freeze()  # as in run_server: full collections over permanent objects cost some percent
             self._stack.callback(gc.unfreeze)
         except BaseException:
             self._stack.close()
             raise
+        # What it gets must not refer to this LLM: garbage collections skip frozen objects, also those in a cycle.
+        weakref.finalize(self, _abandon, loop, self._closing, self._stack).atexit = False
 
     def generate(
         self,
@@ -222,11 +226,8 @@ class LLM:
 
     def close(self) -> None:
         """Stop engine and workers; generations that still run end with an error. Do nothing in a forked process."""
-        if self._loop.is_elsewhere:
-            return
-        self._loop.refuse()
-        with self._closing:  # another thread that closes, too, waits for the end
-            self._stack.close()
+        if not self._loop.is_elsewhere:
+            _end(self._loop, self._closing, self._stack)
 
     def __enter__(self) -> LLM:
         return self
@@ -280,6 +281,20 @@ class LLM:
                 collected[piece.index].append(piece)
         note()
         return collected
+
+
+def _end(loop: LoopThread, closing: threading.RLock, stack: contextlib.ExitStack) -> None:
+    """Stop engine, workers and loop of an LLM."""
+    loop.refuse()
+    with closing:  # another thread that closes, too, waits for the end
+        stack.close()
+
+
+def _abandon(loop: LoopThread, closing: threading.RLock, stack: contextlib.ExitStack) -> None:
+    """Stop those of an LLM that nobody has closed, on a thread of its own: the last reference may end on any."""
+    with contextlib.suppress(RuntimeError):  # it is closed, or its process has forked this one
+        loop.check()
+        threading.Thread(target=_end, args=(loop, closing, stack), name="llm-end", daemon=True).start()
 
 
 __all__ = ["LLM", "CompletionOutput", "ConfigurationError", "RequestError", "RequestOutput", "SamplingParams"]
