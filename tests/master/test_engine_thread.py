@@ -21,6 +21,7 @@ from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.token_matcher import TokenMatcher
+from orca_protos import engine_pb2 as pb
 
 
 def make_engine(starts: bool = True) -> EngineThread:
@@ -220,6 +221,21 @@ def test_the_times_of_a_request_begin_at_its_arrival():
         text = (await engine.metrics()).decode()
         for name in ("time_to_first_token", "e2e_request_latency"):
             assert float(text.partition(f'\norca:{name}_seconds_sum{{model_name="m"}} ')[2].split()[0]) >= 1000
+
+    asyncio.run(play())
+
+
+def test_a_scrape_has_the_stages_of_the_pipelines_of_the_topology():
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        metrics = cast(Metrics, engine._metrics)
+        for pipeline in ("a", "removed"):
+            metrics.on_timing(pipeline, pb.StageTiming(sequence=1, partition=0))
+        assert 'pipeline="removed"' in (await engine.metrics()).decode()
+        metrics.watch(engine.engine)
+        text = (await engine.metrics()).decode()
+        assert 'pipeline="a"' in text
+        assert 'pipeline="removed"' not in text
 
     asyncio.run(play())
 

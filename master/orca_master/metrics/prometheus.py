@@ -113,9 +113,11 @@ class Metrics:
             registry=self.registry,
         )
         self._routes: set[str] = set()
+        self._engine: EngineMaster | None = None
 
     def watch(self, engine: EngineMaster) -> None:
-        """Add the gauges of `engine`."""
+        """Add the gauges of `engine`; the stages are from now on those of its pipelines."""
+        self._engine = engine
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge(
             "num_requests_waiting",
@@ -153,6 +155,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        if self._engine is not None:
+            self._stages.keep({pipeline.id for pipeline in self._engine.snapshot.topology.pipelines})
         text = generate_latest(self.registry).decode()
         return (text + under_vllm_names(text) if self._vllm_names else text).encode()
 
