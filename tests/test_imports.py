@@ -57,12 +57,13 @@ ROOMS = {
         "api_processes",
     },
     "llm_messages": {"errors", "bodies", "endpoint"},
+    "llm_options": {"errors", "bodies", "engine", "commands", "text"},
     "llm_prompts": {"errors", "bodies", "endpoint", "llm_messages"},
     "llm_progress": set(),
     "loop_thread": set(),
     "llm": {
         *("errors", "bodies", "text", "engine", "metrics", "endpoint", "commands"),
-        *("llm_messages", "llm_prompts", "llm_progress", "loop_thread"),
+        *("llm_messages", "llm_options", "llm_prompts", "llm_progress", "loop_thread"),
     },
     "cli": {"errors"},
 }

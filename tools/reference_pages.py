@@ -1,8 +1,7 @@
 """Writes docs/reference/options.md and docs/reference/metrics.md: `python tools/reference_pages.py [--check]`.
 
-The options come from the argparse parsers of the `orca` commands, the metrics from the registries of a master and of
-the operator. `--check`
-writes nothing; exit code 1 if a page differs from the code.
+The options come from the argparse parsers of the `orca` commands, the metrics from the registries of a master, a
+worker and the operator. `--check` writes nothing; exit code 1 if a page differs from the code.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
 from orca_master.metrics.vllm_names import names_of
 from orca_operator.metrics import Metrics as OperatorMetrics
-from prometheus_client import CollectorRegistry
+from orca_worker.probes import worker_registry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -129,8 +129,10 @@ def master_registry() -> CollectorRegistry:
 
 
 def families(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, ...]]]:
-    """Yield each metric, with its labels."""
+    """Yield each metric, with its labels, but those of the process, which prometheus_client describes."""
     for collector in registry._collector_to_names:
+        if isinstance(collector, ProcessCollector):
+            continue
         for family in cast(Any, collector).describe():
             yield family, cast(Any, collector)._labelnames
 
@@ -182,6 +184,15 @@ def metrics_page() -> str:
         *vllm_rows(master_registry()),
         "",
         "The bubble ratio of a partition is bubble / (bubble + busy). Queries: [watch a server](../how-to/metrics.md).",
+        "",
+        "## A worker",
+        "",
+        "`GET /metrics` of `orca worker --probe-port PORT` (in pods 8081), from `orca_worker`. It also has the metrics "
+        "of the process that prometheus_client has, such as `process_resident_memory_bytes`.",
+        "",
+        "| metric | type | labels | meaning |",
+        "|---|---|---|---|",
+        *metric_rows(worker_registry(cast(Any, None))),
         "",
         "## The operator",
         "",

@@ -28,13 +28,22 @@ commands:
 
 orca COMMAND --help lists the options of a command."""
 
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code after Ctrl-C."""
 EXTRAS = {"operator": "operator", "fetch": "hub", "batch": "bench", "bench": "bench", "simulate": "bench"}
 """Command → extra that installs its dependencies; other commands need the extra `worker`."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run `orca argv…` and return its exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # of a command that does not handle the signal, or during its imports
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    """Run `orca arguments…` and return its exit code; raise KeyboardInterrupt."""
     commands = {point.name: point for point in entry_points(group="orca.commands")}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP)
@@ -49,8 +58,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with uncollected():
             command = commands[arguments[0]].load()
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT  # during the imports of a command; afterwards the command handles its signals
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(arguments[0], "worker")
         print(f"orca: error: {arguments[0]} needs {error.name}: install orca-serving[{extra}]", file=sys.stderr)

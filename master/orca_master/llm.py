@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
+import threading
 import time
+import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,17 +29,11 @@ from orca_contract.model_choices import (
     KvCacheDtype,
     PoolingChoice,
     Quantization,
-    backend_of,
-    first_refusal,
 )
-from orca_contract.topology import AdapterSpec, ModelSpec
-from pydantic import ValidationError
 
-from orca_master.bodies.validation import described
-from orca_master.commands.local_topology import local_topology
 from orca_master.commands.local_workers import LocalWorkers
-from orca_master.commands.offline_config import check_formats, offline_config
-from orca_master.commands.preflight import check, draft_command, model_command, text_command
+from orca_master.commands.offline_config import offline_config
+from orca_master.commands.preflight import check
 from orca_master.commands.server import make_engine
 from orca_master.endpoint.chat import ROOM
 from orca_master.endpoint.choice_run import Piece
@@ -59,11 +53,13 @@ from orca_master.llm_messages import (
     PromptDictionary,
     RequestOutput,
     SamplingParams,
-    adapter_folders,
     chat_of,
+    conversations_of,
     output_of,
+    parameters_of,
     request_of,
 )
+from orca_master.llm_options import model_options
 from orca_master.llm_progress import UseTqdm, prompts_display
 from orca_master.llm_prompts import PromptReader, listed, rendered
 from orca_master.loop_thread import LoopThread
@@ -78,7 +74,8 @@ CLOSED = "the LLM is closed"
 class LLM:
     """Workers and engine of one model; `close` or the end of the `with` block ends them.
 
-    Raises ConfigurationError for an invalid model or option.
+    The end of the last reference to an LLM ends them, too, but does not wait for it. Raises ConfigurationError for an
+    invalid model or option.
     """
 
     def __init__(
@@ -105,70 +102,59 @@ class LLM:
         `embedding_pooling`, `reasoning_parser`: see `--embedding-pooling`, `--reasoning-parser`.
         """
         engine_config = offline_config(engine)
-        path, backend = Path(model).resolve(), communication_backend or backend_of(device)
-        if refusal := first_refusal(
-            device,
-            backend,
-            tensor_parallel_size,
-            all_reduce=engine_config.all_reduce,
+        options = model_options(
+            engine_config,
+            model=model,
+            pipeline_parallel_size=pipeline_parallel_size,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            device=device,
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
-            attention_backend=engine_config.attention_backend,
-        ):
-            raise ConfigurationError(refusal)
-        adapters = adapter_folders(lora_modules, path.name)
-        if speculative_model is not None and engine_config.speculative_tokens < 1:
-            raise ConfigurationError("speculative_model: set speculative_tokens, the most tokens to draft")
-        check_formats(embedding_pooling, reasoning_parser)
-        draft = None if speculative_model is None else Path(os.path.abspath(speculative_model))
-        try:
-            spec = ModelSpec(
-                path=str(path),
-                served_name=path.name,
-                dtype=dtype,
-                max_model_len=max_model_len,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                adapters=[AdapterSpec(name=name, path=str(folder)) for name, folder in adapters.items()],
-                draft_path=None if draft is None else str(draft),
-            )
-        except ValidationError as error:
-            raise ConfigurationError(str(described(error.errors()))) from error
-        model_check = model_command(
-            path, pipeline_parallel_size, tensor_parallel_size, max_model_len, quantization, device, adapters
+            communication_backend=communication_backend,
+            lora_modules=lora_modules,
+            speculative_model=speculative_model,
+            embedding_pooling=embedding_pooling,
+            reasoning_parser=reasoning_parser,
         )
-        draft_checks = [] if draft is None else [draft_command(draft, tensor_parallel_size, quantization, device)]
-        check(model_check, text_command(path, None), *draft_checks)
-        self._loop = LoopThread("llm", CLOSED)
+        check(*options.checks)
+        path, num_partitions = options.folder, options.pipeline_parallel_size
+        self._loop = loop = LoopThread("llm", CLOSED)
+        self._closing = threading.RLock()
         self._stack = contextlib.ExitStack()
-        self._stack.callback(self._loop.close)
+        self._stack.callback(loop.close)
         try:
             # Workers end with the thread that starts them, and the caller's thread may end before the LLM.
             async def start() -> LocalWorkers:
-                return self._stack.enter_context(LocalWorkers(pipeline_parallel_size))
+                return self._stack.enter_context(LocalWorkers(num_partitions))
 
             workers = self._loop.run(start())
-            topology = local_topology(
-                spec, pipeline_parallel_size, tensor_parallel_size, device, backend, workers.addresses
-            )
-            codec, pooling = TextCodec(path), pooling_of(path, embedding_pooling)
+            topology = options.topology(workers.addresses)
+            codec, pooling = TextCodec(path), pooling_of(path, options.embedding_pooling)
 
             async def make() -> tuple[EngineThread, Endpoint]:
-                config = EndpointConfig((path.name,), adapters=tuple(adapters), embedding_pooling=pooling)
-                config = replace(config, reasoning_parser=reasoning_parser)
+                config = EndpointConfig(
+                    model_names=(path.name,),
+                    adapters=tuple(options.adapters),
+                    embedding_pooling=pooling,
+                    reasoning_parser=options.reasoning_parser,
+                )
                 thread = make_engine(topology, engine_config, Metrics(path.name))
                 return thread, Endpoint(config, thread, codec, ChatTemplate(path, None))
 
             master, self._endpoint = self._loop.run(make())
             template = self._endpoint.template  # whose process the first chat starts
-            self._stack.callback(lambda: self._loop.submit(template.__aexit__(None, None, None)).result())
-            self._stack.callback(lambda: self._loop.submit(master.stop(CLOSED)).result())
-            self._loop.run(master.start())
+            self._stack.callback(lambda: loop.submit(template.__aexit__(None, None, None)).result())
+            self._stack.callback(lambda: loop.submit(master.stop(CLOSED)).result())
+            loop.run(master.start())
             gc.freeze()  # as in run_server: full collections over permanent objects cost some percent
             self._stack.callback(gc.unfreeze)
         except BaseException:
             self._stack.close()
             raise
+        # What it gets must not refer to this LLM: garbage collections skip frozen objects, also those in a cycle.
+        weakref.finalize(self, _abandon, loop, self._closing, self._stack).atexit = False
 
     def generate(
         self,
@@ -179,8 +165,10 @@ class LLM:
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return one output per prompt, in order; raise RequestError, RuntimeError after `close`.
+        """Return one output per prompt, in order; raise RequestError.
 
+        EngineError: workers fail on a prompt. EngineUnavailableError: a worker has ended; then `close` is all that is
+        left. RuntimeError: after `close`, and in a forked process, which has no engine.
         `sampling_params` apply to all prompts, or are a sequence with one entry per prompt; by default, the parameters
         of the model's generation_config.json apply. `model`: name of the adapter for all prompts, or of the model's
         folder; None: the model. `use_tqdm`: see UseTqdm; `tokenization_kwargs`: see TokenizationOptions.
@@ -188,9 +176,7 @@ class LLM:
         self._check(model)
         several, reader = listed(prompts), PromptReader(self._endpoint, tokenization_kwargs)
         given = SamplingParams(**self._endpoint.codec.sampling_defaults) if sampling_params is None else sampling_params
-        parameters = [given] * len(several) if isinstance(given, SamplingParams) else list(given)
-        if len(parameters) != len(several):
-            raise RequestError(f"sampling_params: {len(parameters)} for {len(several)} prompts", "sampling_params")
+        parameters = parameters_of(given, len(several))
         prepared = [self._generation(reader, *entry, model) for entry in zip(several, parameters, strict=True)]
         collected = self._loop.run(self._collect_all([generation for _, generation in prepared], use_tqdm))
         texts = TokenTexts(self._endpoint.codec)
@@ -214,8 +200,7 @@ class LLM:
         The model's chat template renders them, with `chat_template_kwargs`; otherwise as `generate`.
         """
         self._check(model)
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        bodies = [chat_of(conversation, chat_template_kwargs or {}) for conversation in conversations]
+        bodies = [chat_of(conversation, chat_template_kwargs or {}) for conversation in conversations_of(messages)]
         prompts = self._loop.run(rendered(self._endpoint, bodies))
         return self.generate(
             prompts, sampling_params, model, use_tqdm=use_tqdm, tokenization_kwargs=tokenization_kwargs
@@ -238,9 +223,9 @@ class LLM:
         return [EmbeddingRequestOutput(tokens, vector) for tokens, vector in zip(inputs, vectors, strict=True)]
 
     def close(self) -> None:
-        """Stop engine and workers. Generations that still run end with an error."""
-        self._loop.refuse()
-        self._stack.close()
+        """Stop engine and workers; generations that still run end with an error. Do nothing in a forked process."""
+        if not self._loop.is_elsewhere:
+            _end(self._loop, self._closing, self._stack)
 
     def __enter__(self) -> LLM:
         return self
@@ -252,7 +237,7 @@ class LLM:
         """Raise RuntimeError if the LLM is closed, RequestError for a name that is not loaded."""
         self._loop.check()
         names = self._endpoint.models.numbers(None)
-        if model is not None and model not in names:
+        if model is not None and not (isinstance(model, str) and model in names):
             raise RequestError(f"model: {model!r} is not loaded, choose from {', '.join(map(repr, names))}", "model")
 
     async def _pooled(self, inputs: list[list[int]], model: str | None, use_tqdm: UseTqdm) -> list[array[float]]:
@@ -294,6 +279,20 @@ class LLM:
                 collected[piece.index].append(piece)
         note()
         return collected
+
+
+def _end(loop: LoopThread, closing: threading.RLock, stack: contextlib.ExitStack) -> None:
+    """Stop engine, workers and loop of an LLM."""
+    loop.refuse()
+    with closing:  # another thread that closes, too, waits for the end
+        stack.close()
+
+
+def _abandon(loop: LoopThread, closing: threading.RLock, stack: contextlib.ExitStack) -> None:
+    """Stop those of an LLM that nobody has closed, on a thread of its own: the last reference may end on any."""
+    with contextlib.suppress(RuntimeError):  # it is closed, or its process has forked this one
+        loop.check()
+        threading.Thread(target=_end, args=(loop, closing, stack), name="llm-end", daemon=True).start()
 
 
 __all__ = ["LLM", "CompletionOutput", "ConfigurationError", "RequestError", "RequestOutput", "SamplingParams"]

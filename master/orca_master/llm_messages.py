@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from orca_contract.model_choices import MAX_NAME_LENGTH, adapters_refusal
 from orca_protos import engine_pb2 as pb
 from pydantic import ValidationError
 
@@ -17,7 +15,7 @@ from orca_master.bodies.openai_requests import ChatCompletionRequest, Completion
 from orca_master.bodies.validation import described
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.prompt_logprobs import PromptNumbers, TokenTexts
-from orca_master.errors import ConfigurationError
+from orca_master.errors import RequestError
 
 
 class PromptDictionary(TypedDict, total=False):
@@ -119,23 +117,35 @@ class EmbeddingRequestOutput:
     outputs: EmbeddingOutput
 
 
-def adapter_folders(lora_modules: Mapping[str, str | Path], model_name: str) -> dict[str, Path]:
-    """Return the absolute folders of adapters by name; raise ConfigurationError for a name."""
-    for name in lora_modules:
-        if not 1 <= len(name) <= MAX_NAME_LENGTH or "=" in name:
-            raise ConfigurationError(
-                f"lora_modules: {name[:80]!r} is no name of 1 to {MAX_NAME_LENGTH} characters without ="
-            )
-    if refusal := adapters_refusal([model_name], list(lora_modules)):
-        raise ConfigurationError(f"lora_modules: {refusal}")
-    # Follows no links: the check of the files refuses a cycle of them.
-    return {name: Path(os.path.abspath(folder)) for name, folder in lora_modules.items()}
+def parameters_of(given: Any, count: int) -> list[SamplingParams]:
+    """Return the parameters of each of `count` prompts: the same for all, or one of a sequence; raise RequestError."""
+    parameters = [given] * count if isinstance(given, SamplingParams) else entries_of("sampling_params", given)
+    for entry in parameters:
+        if not isinstance(entry, SamplingParams):
+            raise RequestError(f"sampling_params: {type(entry).__name__} is no orca.SamplingParams", "sampling_params")
+    if len(parameters) != count:
+        raise RequestError(f"sampling_params: {len(parameters)} for {count} prompts", "sampling_params")
+    return parameters
+
+
+def conversations_of(messages: Any) -> list[Any]:
+    """Return one conversation or several as a list; raise RequestError."""
+    several = entries_of("messages", messages)
+    return [several] if several and isinstance(several[0], Mapping) else several
+
+
+def entries_of(name: str, given: Any) -> list[Any]:
+    """Return the entries of a list, or of another iterable than a text or a mapping; raise RequestError."""
+    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+        raise RequestError(f"{name}: {type(given).__name__} is no list", name)
+    return list(given)
 
 
 def request_of(sampling: SamplingParams, model: str | None) -> CompletionRequest:
     """Return a request body with the parameters, checked like a request over HTTP; raise RequestError."""
     values = {name: getattr(sampling, name) for name in SamplingParams.__slots__}
-    values["logit_bias"] = {str(token): bias for token, bias in (sampling.logit_bias or {}).items()}
+    if isinstance(bias := sampling.logit_bias or {}, Mapping):
+        values["logit_bias"] = {str(token): value for token, value in bias.items()}
     try:
         return CompletionRequest(prompt=[0], model=model, **values)
     except ValidationError as error:
@@ -144,6 +154,10 @@ def request_of(sampling: SamplingParams, model: str | None) -> CompletionRequest
 
 def chat_of(messages: Sequence[Any], options: Mapping[str, Any]) -> ChatCompletionRequest:
     """Return a request body with the messages and the variables of the chat template; raise RequestError."""
+    try:
+        json.dumps(options)  # as the process that renders the template gets them
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"chat_template_kwargs: no JSON: {error}", "chat_template_kwargs") from error
     try:
         return ChatCompletionRequest(messages=messages, chat_template_kwargs=options)
     except ValidationError as error:

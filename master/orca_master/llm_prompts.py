@@ -15,7 +15,7 @@ from orca_master.bodies.validation import described
 from orca_master.endpoint.embeddings import longest_input
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.errors import RequestError
-from orca_master.llm_messages import Prompt, PromptDictionary
+from orca_master.llm_messages import Prompt, PromptDictionary, entries_of
 
 
 class TokenizationOptions(Body):
@@ -32,8 +32,10 @@ class PromptReader:
     """
 
     def __init__(self, endpoint: Endpoint, tokenization_kwargs: Mapping[str, Any] | None, embeds: bool = False) -> None:
+        if not isinstance(tokenization_kwargs, Mapping | None):
+            raise RequestError("tokenization_kwargs: a dictionary is expected", "tokenization_kwargs")
         try:
-            self._options = TokenizationOptions.model_validate(dict(tokenization_kwargs or {}))
+            self._options = TokenizationOptions.model_validate(tokenization_kwargs or {})
         except ValidationError as error:
             raise described(error.errors()) from error
         self._codec, status = endpoint.codec, endpoint.engine.status
@@ -69,8 +71,8 @@ async def rendered(endpoint: Endpoint, bodies: Sequence[ChatCompletionRequest]) 
 
 
 def listed(prompts: str | PromptDictionary | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list."""
-    return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+    """Return one prompt or several as a list; raise RequestError."""
+    return [prompts] if isinstance(prompts, str | Mapping) else entries_of("prompts", prompts)
 
 
 def ids_of(prompt: Prompt) -> Any:
@@ -85,9 +87,14 @@ def text_and_tokens(prompt: Prompt, encode: Callable[[str], list[int]]) -> tuple
     text: Any = prompt if isinstance(prompt, str) else fields.get("prompt")
     ids = ids_of(prompt)
     try:
-        if fields.keys() - PromptDictionary.__annotations__.keys() or (text is None and ids is None):
+        if fields.keys() - PromptDictionary.__annotations__.keys():
             raise TypeError
-        return text, encode(text) if ids is None else array("I", ids).tolist()
+        if ids is None and isinstance(text, str):
+            return text, encode(text)
+        # Of bytes, array would take the memory.
+        if not isinstance(text, str | None) or isinstance(ids, bytes | bytearray):
+            raise TypeError
+        return text, array("I", ids).tolist()  # TypeError of None
     except (TypeError, OverflowError):
         raise RequestError(
             "prompts: each is a text, a list of token ids, or a dictionary with prompt or prompt_token_ids", "prompts"

@@ -1,9 +1,10 @@
-"""`LoopThread`: an event loop on a thread of its own, for callers on other threads."""
+"""`LoopThread`: an event loop on a thread of its own, for callers on other threads of the same process."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -21,19 +22,21 @@ class LoopThread:
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._reason = reason
+        self._process = os.getpid()
         self._refuses = False
         self._submitting = threading.Lock()
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`; raise RuntimeError after `refuse`, or if `close` cancels it."""
-        with self._submitting:  # a loop that has ended would never run it
-            try:
+        """Return the result of `work`; raise RuntimeError as `check`, or if `close` cancels it."""
+        try:
+            self.check()  # before the lock, which a fork may have copied while it was held
+            with self._submitting:  # a loop that has ended would never run it
                 self.check()
-            except RuntimeError:
-                work.close()
-                raise
-            running = self.submit(work)
+                running = self.submit(work)
+        except RuntimeError:
+            work.close()
+            raise
         try:
             return running.result()
         except concurrent.futures.CancelledError:
@@ -46,8 +49,15 @@ class LoopThread:
         """Start `work`, also after `refuse`."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """True in a process that was forked since: a fork has no thread but that of its caller."""
+        return os.getpid() != self._process
+
     def check(self) -> None:
-        """Raise RuntimeError after `refuse`."""
+        """Raise RuntimeError after `refuse`, and where `is_elsewhere`."""
+        if self.is_elsewhere:
+            raise RuntimeError(f"process {self._process} created it, and has forked this one: create another one here")
         if self._refuses:
             raise RuntimeError(self._reason)
 

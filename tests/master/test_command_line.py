@@ -129,6 +129,17 @@ def test_ctrl_c_during_the_imports_of_a_command(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_ctrl_c_during_a_command_that_does_not_handle_it(monkeypatch, capsys):
+    """Such as a long download of `orca fetch`."""
+
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [SimpleNamespace(name="fetch", load=lambda: interrupted)])
+    assert cli.main(["fetch"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_folder_for_temporary_files_whose_path_is_too_long(tmp_path, monkeypatch):
     folder = tmp_path / ("a" * 100)
     folder.mkdir()

@@ -7,6 +7,7 @@ import argparse
 import pytest
 from orca_master.commands.config_file import with_config_file
 from orca_master.errors import ConfigurationError
+from orca_protos.command_line import OneLineParser
 
 CONTENT = """
 model: demo
@@ -106,6 +107,17 @@ def test_files_that_are_refused(content, words, tmp_path):
     file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=words):
         with_config_file(["--config", str(file)])
+
+
+def test_a_file_without_an_end_is_not_read_to_its_end():
+    with pytest.raises(ConfigurationError, match=r"^--config /dev/zero: it has more than 1 MiB$"):
+        with_config_file(["--config", "/dev/zero"])
+
+
+def test_a_missing_value_is_one_line_of_the_command(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        with_config_file(["model", "--config"], OneLineParser(prog="orca serve"), "model")
+    assert capsys.readouterr().err == "orca serve: error: argument --config: expected one argument\n"
 
 
 def test_a_file_that_is_not_there(tmp_path):

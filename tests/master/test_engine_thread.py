@@ -21,6 +21,7 @@ from orca_master.scheduling.request import FinishReason, ServiceClass
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.token_matcher import TokenMatcher
+from orca_protos import engine_pb2 as pb
 
 
 def make_engine(starts: bool = True) -> EngineThread:
@@ -220,6 +221,47 @@ def test_the_times_of_a_request_begin_at_its_arrival():
         text = (await engine.metrics()).decode()
         for name in ("time_to_first_token", "e2e_request_latency"):
             assert float(text.partition(f'\norca:{name}_seconds_sum{{model_name="m"}} ')[2].split()[0]) >= 1000
+
+    asyncio.run(play())
+
+
+def test_a_scrape_has_the_stages_of_the_pipelines_of_the_topology():
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        metrics = cast(Metrics, engine._metrics)
+        for pipeline in ("a", "removed"):
+            metrics.on_timing(pipeline, pb.StageTiming(sequence=1, partition=0))
+        assert 'pipeline="removed"' in (await engine.metrics()).decode()
+        metrics.watch(engine.engine)
+        text = (await engine.metrics()).decode()
+        assert 'pipeline="a"' in text
+        assert 'pipeline="removed"' not in text
+
+    asyncio.run(play())
+
+
+def test_a_request_of_an_earlier_master_is_counted_once_by_both_and_its_times_by_none():
+    """The earlier master has counted the prompt and the first token; the clock of the arrival ended with it."""
+
+    async def play() -> None:
+        engine = make_engine(starts=False)
+        for name, before in (("a", [7, 8, 9]), ("b", [])):
+            submission = Submission(name, [1, 2], 9, SamplingParameters(), frozenset(), generated=before)
+            engine.submit(submission, lambda output: None)
+            engine._distribute([Output(name, 1, None), Output(name, 2, FinishReason.LENGTH)])
+        text = (await engine.metrics()).decode()
+        for sample in (
+            'orca:prompt_tokens_total{model_name="m"} 2.0',  # of b
+            'orca:generation_tokens_total{model_name="m"} 4.0',
+            'orca:request_success_total{finished_reason="length",model_name="m"} 2.0',
+            'orca:request_prompt_tokens_sum{model_name="m"} 4.0',
+            'orca:request_generation_tokens_sum{model_name="m"} 7.0',
+            *(
+                f'orca:{name}_seconds_count{{model_name="m"}} 0.0'
+                for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_decode_time")
+            ),
+        ):
+            assert sample in text, sample
 
     asyncio.run(play())
 

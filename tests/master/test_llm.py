@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from orca_master.errors import ConfigurationError, EngineError
 from orca_master.llm import LLM
+from orca_master.llm_options import folder_of
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,43 @@ from orca_master.llm import LLM
         ({"dtype": "fp16"}, "dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ({"embedding_pooling": "cls"}, "embedding_pooling: 'cls' is not one of auto, last, mean"),
         ({"max_model_len": 0}, "max_?[mM]odel_?[lL]en: Input should be greater than"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size: '0' is not a whole number from 1 to"),
+        ({"pipeline_parallel_size": 1.5}, "pipeline_parallel_size: '1.5' is not a whole number from 1 to"),
+        ({"tensor_parallel_size": -1}, "tensor_parallel_size: '-1' is not a whole number from 1 to"),
+        ({"device": None}, "device: 'None' is not one of cpu, cuda$"),
+        ({"communication_backend": "mpi"}, "communication_backend: 'mpi' is not one of gloo, nccl$"),
+        ({"lora_modules": ["a"]}, r"lora_modules: folders by name are expected, not \['a'\]$"),
+        ({"lora_modules": {1: "a"}}, "lora_modules: 1 is no name of 1 to 256 characters without =$"),
+        ({"lora_modules": {"sql": None}}, "lora_modules: sql: a path is expected, not None$"),
+        ({"speculative_model": 1, "speculative_tokens": 1}, "speculative_model: a path is expected, not 1$"),
+        ({"iteration_log": True}, "iteration_log: a path is expected, not True$"),
         ({"reasoning_parser": "qwen"}, "reasoning_parser: 'qwen' is not one of deepseek_r1, qwen3, none"),
     ],
 )
 def test_mistakes_in_the_options_are_named(options, words):
     with pytest.raises(ConfigurationError, match=f"^{words}"):
         LLM("/nowhere", **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (None, "a path is expected, not None"),
+        (b"a", "a path is expected, not b'a'"),
+        ("a\0b", r"'a\\x00b': a zero byte is not allowed"),
+        ("\ud800", r"'\\ud800': no file can have this name"),
+    ],
+)
+def test_what_is_no_folder_of_a_model_is_named(model, words):
+    with pytest.raises(ConfigurationError, match=f"^model: {words}$"):
+        LLM(model)
+
+
+def test_a_folder_is_found_behind_a_link_to_elsewhere(tmp_path):
+    """`link/..` is the folder that has the target."""
+    (tmp_path / "there" / "model").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "model")
+    assert folder_of("model", tmp_path / "link" / ".." / "model") == (tmp_path / "there" / "model").resolve()
 
 
 def test_the_error_of_one_prompt_cancels_the_others():

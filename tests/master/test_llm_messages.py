@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +55,19 @@ def test_forms_of_a_prompt(prompt, text, llm, scripted):
     assert list(scripted.engine.submissions[0].prompt) == tokens
 
 
-@pytest.mark.parametrize("prompt", [1, 1.5, None, [1.5], [-1], {}, {"prompt": None}, {"prompt": "a", "image": "b"}])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(1, 1.5, None, [1.5], [-1], {}, {"prompt": None}, {"prompt": "a", "image": "b"}),
+        *(
+            b"abc",
+            bytearray(b"abcd"),
+            {"prompt_token_ids": b"abc"},
+            {"prompt": 5},
+            {"prompt": 5, "prompt_token_ids": [1]},
+        ),
+    ],
+)
 def test_what_is_no_prompt_is_refused(prompt, llm, scripted):
     with pytest.raises(RequestError, match=r"^prompts: each is a text, a list of token ids, or a dictionary with"):
         llm.generate(["a", prompt])
@@ -77,6 +90,35 @@ def test_parameters_of_vllm_that_ask_for_nothing_are_accepted(llm):
     ):
         with pytest.raises(RequestError, match=f"^{name}: {words}"):
             llm.generate("ab", SamplingParams(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda llm: llm.generate(None), "prompts: NoneType is no list"),
+        (lambda llm: llm.embed(5), "prompts: int is no list"),
+        (lambda llm: llm.generate(b"abc"), "prompts: bytes is no list"),
+        (lambda llm: llm.generate("a", {"max_tokens": 1}), "sampling_params: dict is no list"),
+        (lambda llm: llm.generate("a", [{"max_tokens": 1}]), "sampling_params: dict is no orca.SamplingParams"),
+        (lambda llm: llm.generate(["a", "b"], [SamplingParams(), None]), "sampling_params: NoneType is no orca.Sam"),
+        (lambda llm: llm.generate("a", SamplingParams(logit_bias=[1])), "logit_bias: Input should be a valid dict"),
+        (lambda llm: llm.generate("a", model=["sql"]), r"model: \['sql'\] is not loaded"),
+        (lambda llm: llm.generate("a", tokenization_kwargs=[1]), "tokenization_kwargs: a dictionary is expected"),
+        (lambda llm: llm.chat(None), "messages: NoneType is no list"),
+        (lambda llm: llm.chat("hi"), "messages: str is no list"),
+        (lambda llm: llm.chat({"role": "user", "content": "a"}), "messages: dict is no list"),
+        (lambda llm: llm.chat([{"role": "user"}], chat_template_kwargs={"a": llm}), "chat_template_kwargs: no JSON: "),
+    ],
+)
+def test_values_of_other_types_are_named(use, words, llm, scripted):
+    with pytest.raises(RequestError, match=f"^{words}"):
+        use(llm)
+    assert not scripted.engine.submissions
+
+
+def test_a_conversation_may_be_any_iterable(llm):
+    [output] = llm.chat(iter([{"role": "user", "content": "two"}]))
+    assert output.prompt == "user: two "
 
 
 @pytest.mark.parametrize(
@@ -185,6 +227,26 @@ def test_texts_to_embed_get_the_end_that_the_model_expects_offline_and_over_http
 
     asyncio.run(run())
     assert [list(submission.prompt) for submission in scripted.engine.submissions] == [plain + end, plain, plain]
+
+
+def test_a_second_thread_that_closes_waits_for_the_first(llm):
+    """Otherwise it would end the workers and the loop while the first one stops the engine."""
+    begun, go_on, order = threading.Event(), threading.Event(), []
+    llm._stack.callback(lambda: order.append("workers"))
+    llm._stack.callback(lambda: order.append("engine"))
+    llm._stack.callback(lambda: go_on.wait(30))
+    llm._stack.callback(begun.set)
+    first, second = (threading.Thread(target=llm.close, daemon=True) for _ in range(2))
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    second.join(0.5)  # long enough for one that does not wait
+    assert order == []
+    go_on.set()
+    for thread in (first, second):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert order == ["engine", "workers"]
 
 
 def test_a_closed_llm_says_so(llm):

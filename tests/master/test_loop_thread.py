@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import signal
 import threading
 
 import pytest
@@ -40,6 +43,34 @@ def test_nobody_waits_for_a_loop_that_has_ended():
     assert errors == ["it is closed"]
     with pytest.raises(RuntimeError, match=r"^it is closed$"):
         loop.run(answer())
+
+
+def test_a_forked_process_is_refused_and_does_not_wait():
+    """It has a copy of the loop, whose thread has stayed behind. The lock may have been held, too."""
+    loop = LoopThread("test", "it is closed")
+    reader, writer = os.pipe()
+    with loop._submitting:
+        pid = os.fork()
+        if not pid:
+            try:
+                loop.run(answer())
+            except RuntimeError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+    os.close(writer)
+    try:
+        assert select.select([reader], [], [], 30)[0], "the forked process waits"
+        assert os.read(reader, 200).decode() == (
+            f"process {os.getpid()} created it, and has forked this one: create another one here"
+        )
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reader)
+    assert loop.run(answer()) == "an answer"
+    loop.refuse()
+    loop.close()
 
 
 def test_the_error_of_the_work_is_raised():

@@ -36,6 +36,15 @@ def test_names_of_the_model(options, names):
     assert endpoint_config(parser.parse_args(options), Path("/m"), "folder").model_names == names
 
 
+@pytest.mark.parametrize(("name", "words"), [("", "a name is empty"), ("x\udcff", "'x\\udcff' is not UTF-8")])
+def test_a_name_that_no_answer_can_contain(name, words, capsys):
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--served-model-name", "a", name])
+    assert f"argument --served-model-name: {words}" in capsys.readouterr().err
+
+
 def test_no_draft_model_by_default():
     assert spec_of("--speculative-tokens", "4").draft_path is None
 

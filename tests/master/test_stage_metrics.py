@@ -8,7 +8,7 @@ from typing import Any, cast
 from orca_master.metrics.stage_metrics import StageMetrics
 from orca_master.scheduling.batch import Batch
 from orca_protos import engine_pb2 as pb
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 SECOND = 10**9
 
@@ -48,6 +48,26 @@ def test_a_gap_is_a_bubble_only_while_requests_are_under_way():
     timing(4, 0, 100.5, 101.0)
     assert (seconds("busy", 0), seconds("busy", 1)) == (2.75, 3.0)
     assert (seconds("bubble", 0), seconds("bubble", 1)) == (0.25, 1.0)
+
+
+def test_a_removed_pipeline_leaves_no_series():
+    """An alert on decode_graphs_refused would stay until the end of the master."""
+    registry = CollectorRegistry()
+    metrics = StageMetrics(registry, "m")
+    metrics.on_dispatch(1, batch(True))
+    for pipeline in ("p", "q"):
+        metrics.on_timing(pipeline, pb.StageTiming(sequence=1, partition=0, graphs_refused=True))
+    metrics.keep({"q"})
+    metrics.keep({"q"})
+    text = generate_latest(registry).decode()
+    assert 'pipeline="p"' not in text
+    assert 'decode_graphs_refused{model_name="m",partition="0",pipeline="q"} 1.0' in text
+    metrics.on_timing("p", pb.StageTiming(sequence=9, partition=0, started_ns=SECOND, ended_ns=2 * SECOND))
+    text = generate_latest(registry).decode()
+    assert 'stage_busy_seconds_total{model_name="m",partition="0",pipeline="p"} 1.0' in text
+    assert 'stage_bubble_seconds_total{model_name="m",partition="0",pipeline="p"}' not in text, (
+        "no gap before the first"
+    )
 
 
 def test_a_partition_that_could_not_record_its_decode_iterations_is_shown_until_it_can():

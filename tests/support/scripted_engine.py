@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ class Scripted:
 def llm_of(scripted: Scripted) -> Iterator[Any]:
     """Yield an LLM over the engine of `scripted`, without workers."""
     made: Any = object.__new__(LLM)
-    made._loop = LoopThread("llm", CLOSED)
+    made._loop, made._closing = LoopThread("llm", CLOSED), threading.RLock()
     made._stack = contextlib.ExitStack()
     made._stack.callback(made._loop.close)
     made._stack.callback(lambda: made._loop.submit(scripted.template.__aexit__(None, None, None)).result())

@@ -15,7 +15,7 @@ from orca import LLM, SamplingParams
 from orca_master.errors import ConfigurationError, RequestError
 from support.checkpoints import make_model, make_prompts, reference, with_tokenizer
 from support.lora import ALL, make_adapter
-from support.served import descendants
+from support.served import descendants, eventually
 
 ROOT = Path(__file__).parents[2]
 NAME = "mistral-gqa"
@@ -175,6 +175,69 @@ def test_workers_outlive_the_thread_that_created_the_llm_but_not_its_process(tmp
         ready, _, _ = select.select([handle], [], [], 60)  # readable when the process has ended
         assert ready
         os.close(handle)
+
+
+FORK = """
+import os, sys
+from orca import LLM, SamplingParams
+
+with LLM(sys.argv[1]) as llm:
+    pid = os.fork()
+    if not pid:
+        try:
+            llm.generate("x")
+        except RuntimeError as error:
+            print(error, flush=True)
+        sys.exit(7)  # through the end of the block
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(code, len(llm.generate("x", SamplingParams(max_tokens=3))))
+"""
+
+
+def test_a_forked_process_is_refused_and_leaves_the_workers_alone():
+    model = ROOT / "examples" / "demo-model"
+    result = subprocess.run(
+        [sys.executable, "-c", FORK, str(model)], capture_output=True, text=True, timeout=120, check=False
+    )
+    refusal, rest = result.stdout.splitlines()
+    assert refusal.endswith("create another one here"), result.stderr
+    assert rest == "7 1", result.stderr
+
+
+FORGOTTEN = """
+import sys, threading
+from orca import LLM, SamplingParams
+
+llm = LLM(sys.argv[1])
+print(len(llm.generate("x", SamplingParams(max_tokens=3))), flush=True)
+input()
+del llm
+print("gone", flush=True)
+input()
+threads = [thread for thread in threading.enumerate() if thread.name in ("llm", "engine-master")]
+for thread in threads:
+    thread.join(30)
+print([thread.name for thread in threads if thread.is_alive()])
+"""
+
+
+def test_workers_and_threads_of_an_llm_that_nobody_refers_to_end():
+    """A notebook that binds another LLM to the same name has no memory for two."""
+    program = [sys.executable, "-c", FORGOTTEN, str(ROOT / "examples" / "demo-model")]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "1\n"
+            assert len(descendants(process.pid)) >= 2, "a worker and its rank"
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "gone\n"
+            assert eventually(lambda: not descendants(process.pid), 60)
+            output, _ = process.communicate("\n", timeout=60)
+            assert (output, process.returncode) == ("[]\n", 0)
+        finally:
+            process.kill()
 
 
 def test_a_model_that_does_not_fit_raises_and_leaves_no_process(tmp_path):

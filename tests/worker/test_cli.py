@@ -19,3 +19,11 @@ def test_a_number_that_cannot_be(tmp_path, option, words, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--listen", f"unix:{tmp_path}/socket", option])
     assert capsys.readouterr().err == f"orca worker: error: {words}\n"
+
+
+@pytest.mark.parametrize("address", ["unix:", "unix:/nowhere/socket"])
+def test_a_socket_without_a_folder_is_refused(address, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--listen", address])
+    words = f"--listen '{address}': unix: and a path in a folder that exists are expected"
+    assert capsys.readouterr().err == f"orca worker: error: {words}\n"

@@ -69,6 +69,9 @@ def main(argv: list[str]) -> int:
     host, _, number = arguments.listen.rpartition(":")
     if on_unix and arguments.tls_dir:
         parser.error(f"--tls-dir {arguments.tls_dir}: --listen {arguments.listen} is a Unix socket, which has no TLS")
+    socket = arguments.listen.removeprefix(UNIX)
+    if on_unix and not (socket and Path(socket).absolute().parent.is_dir()):
+        parser.error(f"--listen {arguments.listen!r}: unix: and a path in a folder that exists are expected")
     if not on_unix and not (host and number.isdecimal() and 0 < int(number) < 65536):
         parser.error(f"--listen {arguments.listen!r}: host:port or unix:PATH is expected")
     if arguments.heartbeat is not None:

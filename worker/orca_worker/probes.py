@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, genera
 from orca_worker.controller import Controller
 
 
-def create_probes(controller: Controller) -> Any:
-    """Return the probe port's application; call it on the controller's event loop."""
+def worker_registry(controller: Controller) -> CollectorRegistry:
+    """Return the metrics of a worker, which are read from `controller` at each scrape."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for name, text, read in (
@@ -25,7 +25,12 @@ def create_probes(controller: Controller) -> Any:
         ("worker_streams", "Open streams of masters and other workers", lambda: float(controller.num_streams)),
     ):
         Gauge(f"orca:{name}", text, registry=registry).set_function(read)
+    return registry
 
+
+def create_probes(controller: Controller) -> Any:
+    """Return the probe port's application; call it on the controller's event loop."""
+    registry = worker_registry(controller)
     control_loop = LoopWatch()
 
     async def running() -> tuple[int, str]:

@@ -19,6 +19,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from orca_protos.exit_code import describe_exit
+
 from orca_master.api_processes.link_server import EngineServer
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import EngineUnavailableError
@@ -100,7 +102,7 @@ class ApiProcesses:
             heartbeat.close()
             self._running.discard(process)
             if not self._ending:
-                logger.error("an API process ended with exit code %d and is restarted", code)
+                logger.error("an API process ended (%s) and is restarted", describe_exit(code))
                 await asyncio.sleep(RESTART_SECONDS)
         # In a drain the kernel gives new connections only to the processes that still have requests. Into an open
         # socket from which no process accepts it would put some, which then wait until the server ends.

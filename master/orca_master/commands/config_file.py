@@ -6,7 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from orca_protos.command_line import OneLineParser
+
 from orca_master.errors import ConfigurationError
+
+MAX_BYTES = 1 << 20
+"""Of the file, more than all options of a server have."""
 
 ON_OFF = frozenset({"--deterministic"})
 """Options with the values on and off, which YAML reads as booleans."""
@@ -19,9 +24,9 @@ def with_config_file(
 ) -> list[str]:
     """Return the arguments of `--config FILE`, without those that `argv` has, followed by `argv`.
 
-    `positional` is the name of the only positional argument of `parser`. Raises ConfigurationError.
+    `parser`: that of the command; `positional`: the name of its only positional argument. Raises ConfigurationError.
     """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = OneLineParser(prog=parser.prog if parser is not None else "orca", add_help=False)
     finder.add_argument("--config", type=Path)
     known, rest = finder.parse_known_args(argv)
     if known.config is None:
@@ -56,7 +61,11 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigurationError(f"--config {path}: it has more than {MAX_BYTES >> 20} MiB")
+        values = yaml.load(content.decode(), Loader)
     except OSError as error:
         raise ConfigurationError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

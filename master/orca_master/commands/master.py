@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     add_server_options(parser)
     _add_cluster_options(parser)
     try:
-        arguments = parser.parse_args(with_config_file(argv))
+        arguments = parser.parse_args(with_config_file(argv, parser))
         configure_logging(arguments.log_format, arguments.log_level)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         check_engine_options(arguments, topology.communication.workers_device)

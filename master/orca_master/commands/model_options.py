@@ -32,6 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options about the model."""
     parser.add_argument(
         "--served-model-name",
+        type=_name,
         action="append",
         nargs="+",
         metavar="NAME",
@@ -107,6 +108,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="format in which the model reasons before it answers; reasoning becomes the field reasoning (none)",
     )
+
+
+def _name(text: str) -> str:
+    """Return a name of the model, which JSON and metrics can contain."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8") from error
+    if not text:
+        raise argparse.ArgumentTypeError("a name is empty")
+    return text
 
 
 def _adapter(text: str) -> tuple[str, Path]:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_contract.model_choices import AllReduce, AttentionBackend, PoolingChoice
+from orca_contract.model_choices import AllReduce, AttentionBackend
 
 from orca_master.commands.argument_types import bound_seconds, count, fraction, positive, slots, stall_seconds
 from orca_master.commands.scheduling_options import ADMISSIONS, SCHEDULING_POLICIES
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
-from orca_master.text.reasoning import REASONING_FORMATS
 
 
-def _one_of(choices: Collection[str]) -> Callable[[str], str]:
+def one_of(choices: Collection[str]) -> Callable[[str], str]:
+    """Return what parses one of the names."""
+
     def choice(text: str) -> str:
         if text not in choices:
             raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
@@ -28,18 +29,8 @@ def _one_of(choices: Collection[str]) -> Callable[[str], str]:
     return choice
 
 
-def check_formats(embedding_pooling: str, reasoning_parser: str) -> None:
-    """Raise ConfigurationError for a value of these options of `LLM` that is none of their choices."""
-    for name, value, choices in (
-        ("embedding_pooling", embedding_pooling, get_args(PoolingChoice)),
-        ("reasoning_parser", reasoning_parser, (*REASONING_FORMATS, "none")),
-    ):
-        if value not in choices:
-            raise ConfigurationError(f"{name}: {value!r} is not one of {', '.join(choices)}")
-
-
 def _truth(text: str) -> bool:
-    return _one_of(("True", "False"))(text) == "True"
+    return one_of(("True", "False"))(text) == "True"
 
 
 TYPES: Mapping[str, Callable[[str], Any]] = {
@@ -51,11 +42,11 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     "prefix_caching": _truth,
     "speculative_tokens": count,
     "enforce_eager": _truth,
-    "attention_backend": _one_of(get_args(AttentionBackend)),
-    "all_reduce": _one_of(get_args(AllReduce)),
+    "attention_backend": one_of(get_args(AttentionBackend)),
+    "all_reduce": one_of(get_args(AllReduce)),
     "deterministic": _truth,
-    "admission": _one_of(ADMISSIONS),
-    "scheduling_policy": _one_of(SCHEDULING_POLICIES),
+    "admission": one_of(ADMISSIONS),
+    "scheduling_policy": one_of(SCHEDULING_POLICIES),
     "kv_slots": slots,
     "memory_utilization": fraction,
     "max_queued_requests": positive,
@@ -89,8 +80,15 @@ def _checked(name: str, value: Any) -> Any:
         raise ConfigurationError(f"{name}: no such option, choose from {', '.join(sorted(TYPES))}")
     if value is None and name in MAY_BE_NONE:
         return None
+    if TYPES[name] is Path and not isinstance(value, str | Path):
+        raise ConfigurationError(f"{name}: a path is expected, not {value!r:.80}")
+    return checked_by(TYPES[name], name, value)
+
+
+def checked_by(parse: Callable[[str], Any], name: str, value: Any) -> Any:
+    """Return the value of the option `name`, as `parse` reads its text; raise ConfigurationError."""
     whole = isinstance(value, float) and value.is_integer()
     try:
-        return TYPES[name](str(int(value) if whole else value))
+        return parse(str(int(value) if whole else value))
     except argparse.ArgumentTypeError as error:
         raise ConfigurationError(f"{name}: {error}") from error

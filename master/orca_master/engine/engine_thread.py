@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, Submission
 from orca_master.engine.progress import Progress
-from orca_master.scheduling.request import ServiceClass
+from orca_master.engine.request_stream import RequestStream
 from orca_master.text.grammar_compiler import GrammarCompiler
 
 Result = TypeVar("Result")
@@ -37,24 +36,6 @@ ALIVE_SECONDS = 5.0
 STOP_SECONDS = 30.0
 """A healthy engine stops within a few seconds: its calls to workers have deadlines (deadlines.SHUTDOWN_SECONDS)."""
 JOIN_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class _Stream:
-    """Output state of one request. Times in seconds of the monotonic clock."""
-
-    receive: Callable[[Output], object]
-    num_prompt_tokens: int
-    arrived: float
-    service_class: ServiceClass
-    first: float = 0.0
-    last: float = 0.0
-    num_generated: int = 0
-    ended: bool = False
-    counted: bool = False
-    """True once the engine has the request, which waits for its grammar before."""
-    submitting: asyncio.Task[None] | None = None
-    """Compiles the request's grammar and submits the request."""
 
 
 class EngineThread(EngineClient):
@@ -74,7 +55,7 @@ class EngineThread(EngineClient):
         self._own_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine-master", daemon=True)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._num_unfinished = 0
         self._busy_since = 0.0
         """Arrival of the first unfinished request, in seconds of the monotonic clock."""
@@ -187,7 +168,7 @@ class EngineThread(EngineClient):
 
     def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
         """See EngineClient."""
-        stream = _Stream(receive, len(submission.prompt), submission.arrived, submission.service_class)
+        stream = RequestStream.of(submission, receive)
         self._streams[submission.request_id] = stream
         if submission.grammar is not None or submission.thinking_budget is not None:
             stream.submitting = self._own_loop.create_task(self._submit_constrained(submission))
@@ -202,7 +183,7 @@ class EngineThread(EngineClient):
         if not stream.ended:
             self._num_unfinished -= stream.counted
             if ended_as is not None:
-                self._note_end(stream, ended_as)
+                stream.note_end(self._metrics, ended_as, time.monotonic())
         self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
 
     def note_response(self, route: str, status: int) -> None:
@@ -228,7 +209,7 @@ class EngineThread(EngineClient):
             if submission.request_id in self._streams:
                 raise
 
-    def _pass_on(self, submission: Submission, stream: _Stream) -> asyncio.Future[None]:
+    def _pass_on(self, submission: Submission, stream: RequestStream) -> asyncio.Future[None]:
         """Submit a request to the engine's loop and count it; return the acceptance."""
         if not self._num_unfinished:
             self._busy_since = time.monotonic()
@@ -258,31 +239,12 @@ class EngineThread(EngineClient):
             if (stream := self._streams.get(output.request_id)) is None:
                 continue
             if output.token is not None:
-                stream.num_generated += 1
-                if stream.num_generated == 1:
-                    stream.first = now
-                self._note_token(stream, now)
-                stream.last = now
+                stream.note_token(self._metrics, now)
             if output.finish_reason is not None:
                 stream.ended = True
                 self._num_unfinished -= 1
-                self._note_end(stream, output.finish_reason.value)
+                stream.note_end(self._metrics, output.finish_reason.value, now)
             stream.receive(output)
-
-    def _note_token(self, stream: _Stream, now: float) -> None:
-        if stream.service_class is ServiceClass.BATCH:
-            self._metrics.on_batch_token(stream.num_prompt_tokens, stream.num_generated)
-            return
-        self._metrics.on_token(stream.num_prompt_tokens, stream.num_generated, now - stream.arrived, now - stream.last)
-
-    def _note_end(self, stream: _Stream, reason: str) -> None:
-        if stream.service_class is ServiceClass.BATCH:
-            self._metrics.on_batch_finish(reason)
-            return
-        now = time.monotonic()
-        self._metrics.on_finish(
-            reason, stream.num_prompt_tokens, stream.num_generated, now - stream.arrived, now - stream.first
-        )
 
 
 def _settle(accepted: asyncio.Future[None], refusal: Exception | None) -> None:

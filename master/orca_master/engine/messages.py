@@ -112,11 +112,15 @@ class RequestMetrics(Protocol):
     ) -> None:
         """Record the end of a request."""
 
-    def on_batch_token(self, prompt_tokens: int, generated: int) -> None:
-        """Record a generated token of a batch, for which nobody waits; `generated`: see `on_token`."""
+    def on_untimed_token(self, prompt_tokens: int, generated: int) -> None:
+        """Record a generated token of a batch, for which nobody waits, or of a resumed request, whose times are not
+        known; `generated`: see `on_token`."""
 
     def on_batch_finish(self, reason: str) -> None:
         """Record the end of a request of a batch."""
+
+    def on_resumed_finish(self, reason: str, prompt_tokens: int, generated: int) -> None:
+        """Record the end of a request that an earlier master had accepted. `generated`: the tokens of all masters."""
 
     def on_grammar(self, result: str) -> None:
         """Record a request with a grammar that was "compiled", "cached" (compiled before) or "refused"."""

@@ -177,9 +177,9 @@ class Pipeline:
         self.sizing += f"; the memory holds {scarcest.formula}"
         logger.debug("pipeline %s has %d K/V blocks, %s", self.id, self.num_blocks, self.sizing)
         if not 0 < self.num_blocks <= scarcest.num_blocks:
-            raise ConfigurationError(
-                f"--kv-slots: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
-            )
+            name = "--gpu-memory-utilization" if config.kv_slots is None else "--kv-slots"
+            text = f"{name}: {self.num_blocks} blocks of {BLOCK_SIZE} slots do not fit: {scarcest.formula}"
+            raise ConfigurationError(text)
         await all_workers(
             worker.allocate(pb.AllocateRequest(epoch=self.epoch, num_blocks=self.num_blocks))
             for worker in self._connections

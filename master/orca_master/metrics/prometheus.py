@@ -27,6 +27,8 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FINISH_REASONS = ("stop", "length", "abort", "error", "fault")
 """Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
+SUCCESSES = ("stop", "length")
+"""Those of complete answers, whose times and lengths are recorded."""
 GRAMMAR_RESULTS = ("compiled", "cached", "refused")
 MAX_ROUTES = 64
 """More than the endpoint has. Further routes, which only a damaged API process names, are counted as OTHER_ROUTES."""
@@ -111,9 +113,11 @@ class Metrics:
             registry=self.registry,
         )
         self._routes: set[str] = set()
+        self._engine: EngineMaster | None = None
 
     def watch(self, engine: EngineMaster) -> None:
-        """Add the gauges of `engine`."""
+        """Add the gauges of `engine`; the stages are from now on those of its pipelines."""
+        self._engine = engine
         self._gauge("num_requests_running", "Requests that hold K/V slots", lambda: engine.snapshot.num_running)
         self._gauge(
             "num_requests_waiting",
@@ -151,6 +155,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        if self._engine is not None:
+            self._stages.keep({pipeline.id for pipeline in self._engine.snapshot.topology.pipelines})
         text = generate_latest(self.registry).decode()
         return (text + under_vllm_names(text) if self._vllm_names else text).encode()
 
@@ -168,19 +174,18 @@ class Metrics:
     ) -> None:
         """See RequestMetrics."""
         self._finished.labels(self._model_name, reason).inc()
-        if reason not in ("stop", "length"):
+        if reason not in SUCCESSES:
             return
         self._latency.observe(seconds)
         if generated:
             self._decode_time.observe(since_first_token)
         else:  # an embedding
             self._prompt_tokens.inc(prompt_tokens)
-        self._request_prompt.observe(prompt_tokens)
-        self._request_output.observe(generated)
+        self._note_lengths(prompt_tokens, generated)
         if generated > 1:
             self._per_token.observe(since_first_token / (generated - 1))
 
-    def on_batch_token(self, prompt_tokens: int, generated: int) -> None:
+    def on_untimed_token(self, prompt_tokens: int, generated: int) -> None:
         """See RequestMetrics."""
         if generated == 1:
             self._prompt_tokens.inc(prompt_tokens)
@@ -189,6 +194,12 @@ class Metrics:
     def on_batch_finish(self, reason: str) -> None:
         """See RequestMetrics."""
         self._batch_finished.labels(self._model_name, reason).inc()
+
+    def on_resumed_finish(self, reason: str, prompt_tokens: int, generated: int) -> None:
+        """See RequestMetrics."""
+        self._finished.labels(self._model_name, reason).inc()
+        if reason in SUCCESSES:
+            self._note_lengths(prompt_tokens, generated)
 
     def on_grammar(self, result: str) -> None:
         """See RequestMetrics."""
@@ -227,6 +238,10 @@ class Metrics:
         """See EngineObserver."""
         self._queue_time.observe(queue_seconds)
         self._prefill_time.observe(prefill_seconds)
+
+    def _note_lengths(self, prompt_tokens: int, generated: int) -> None:
+        self._request_prompt.observe(prompt_tokens)
+        self._request_output.observe(generated)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"orca:{name}", text, ["model_name"], registry=self.registry).labels(self._model_name)

@@ -8,7 +8,9 @@ clock.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict, deque
+from collections.abc import Collection
 
 from orca_protos import engine_pb2 as pb
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -58,3 +60,14 @@ class StageMetrics:
         self._last_end_ns[pipeline, timing.partition] = timing.ended_ns
         if last_end_ns is not None and timing.sequence not in self._new_only[pipeline]:
             self._bubble.labels(*labels).inc(max(0, timing.started_ns - last_end_ns) / 1e9)
+
+    def keep(self, pipelines: Collection[str]) -> None:
+        """Drop the series of all other pipelines, which have been removed. On any thread."""
+        for pipeline, partition in list(self._last_end_ns):
+            if pipeline in pipelines:
+                continue
+            self._last_end_ns.pop((pipeline, partition), None)
+            self._new_only.pop(pipeline, None)
+            for metric in (self._busy, self._bubble, self._graphs_refused):
+                with contextlib.suppress(KeyError):  # by versions of prometheus_client that raise it
+                    metric.remove(self._model_name, pipeline, str(partition))
