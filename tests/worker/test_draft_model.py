@@ -170,6 +170,28 @@ def test_a_long_prompt_is_caught_up_in_parts(stages):
         assert list(draft.token) == alone(drafting, greedy, known[draft.index], 2)
 
 
+@pytest.mark.parametrize("sampling", [pb.Sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_greedy_drafts_need_no_logits(stages, sampling, monkeypatch):
+    stage, drafting = stages[f"with {DRAFT}"], stages[DRAFT]
+    stage.prepare(1)
+    (prompt,) = make_prompts((6,))
+    assert stage._draft_model is not None
+    model = stage._draft_model._loaded.model
+    if model.head.likeliest is None:
+        pytest.skip("oneDNN computes the products of this processor")
+    # The model has few outputs: most panels are computed, which earlier tests gave up.
+    monkeypatch.setattr(model.head.likeliest, "part", 1)
+    monkeypatch.setattr(model.head.likeliest, "pause", 0)
+    counts, logits = [], model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: counts.append(len(hidden)) or logits(hidden))
+    first = entries([(0, 0, prompt, True, 3)], admission=[admission(0, sampling, 6)], num_new_blocks=[BLOCKS],
+                    new_block=range(BLOCKS))  # fmt: skip
+    result = run(stage, first)
+    (draft,) = result.drafted
+    assert list(draft.token) == alone(drafting, sampling, [*prompt, *result.token], 3)
+    assert counts == ([] if sampling.temperature == 0 else [1, 1, 1])
+
+
 def test_tokens_that_the_master_did_not_know_and_tokens_of_shared_blocks(stages):
     stage, drafting = stages[f"with {DRAFT}"], stages[DRAFT]
     stage.prepare(1)
