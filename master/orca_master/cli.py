@@ -7,6 +7,8 @@ code 2, without a traceback.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from importlib.metadata import entry_points, version
@@ -30,6 +32,8 @@ orca COMMAND --help lists the options of a command."""
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""The exit code if nobody reads standard output any more."""
 EXTRAS = {"operator": "operator", "fetch": "hub", "batch": "bench", "bench": "bench", "simulate": "bench"}
 """Command → extra that installs its dependencies; other commands need the extra `worker`."""
 
@@ -37,9 +41,25 @@ EXTRAS = {"operator": "operator", "fetch": "hub", "batch": "bench", "bench": "be
 def main(argv: list[str] | None = None) -> int:
     """Run `orca argv…` and return its exit code."""
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, because Python reports an error at its end with a traceback
     except KeyboardInterrupt:  # of a command that does not handle the signal, or during its imports
         return INTERRUPTED
+    except BrokenPipeError:  # as of `orca --help | head -1`
+        _drop_output()
+        return CLOSED_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"orca: error: {error.strerror}: free disk space", file=sys.stderr)
+        return 2
+    return code
+
+
+def _drop_output() -> None:
+    """Let what is left of standard output go nowhere: Python writes it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -145,3 +147,20 @@ def test_a_folder_for_temporary_files_whose_path_is_too_long(tmp_path, monkeypat
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     assert "orca serve: error: TMPDIR: " in refusal("serve", str(MODEL))
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("bench", "--help"), ("--version",)], ids=" ".join)
+def test_output_that_nobody_can_have_ends_without_a_traceback(arguments):
+    """A pipe whose reader has ended, and a full disk."""
+    command = [sys.executable, "-m", "orca_master.cli", *arguments]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe, open("/dev/full", "wb") as full:
+        outcomes = [
+            subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+            for output in (pipe, full)
+        ]
+    assert [(done.returncode, done.stderr) for done in outcomes] == [
+        (128 + signal.SIGPIPE, ""),
+        (2, "orca: error: No space left on device: free disk space\n"),
+    ]
