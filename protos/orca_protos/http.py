@@ -25,6 +25,7 @@ Answer = Callable[[], Awaitable[tuple[int, str]]]
 """Returns status and text."""
 CLOSE_SECONDS = 2
 """Time for connections that are still open at the end."""
+POLL_SECONDS = 0.02
 
 
 class _Server(uvicorn.Server):
@@ -84,8 +85,10 @@ async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = 
         yield
     finally:
         loop.call_soon_threadsafe(stop.set)
-        await asyncio.to_thread(thread.join, 2 * CLOSE_SECONDS)
-        if not thread.is_alive():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * CLOSE_SECONDS):
+                while thread.is_alive():  # not joined on a thread, which may not be there at a limit of threads
+                    await asyncio.sleep(POLL_SECONDS)
             loop.close()
 
 
