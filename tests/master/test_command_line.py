@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -134,3 +135,11 @@ def test_a_folder_for_temporary_files_whose_path_is_too_long(tmp_path, monkeypat
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     assert "orca serve: error: TMPDIR: " in refusal("serve", str(MODEL))
+
+
+@pytest.mark.parametrize("option", ["--served-model-name", "--allowed-origins", "--root-path"])
+def test_a_text_for_clients_is_utf_8(option):
+    """JSON and the link to API processes cannot have other bytes: they ended API processes, or requests, instead."""
+    assert refusal("serve", str(MODEL), option, os.fsdecode(b"/a\xff")) == (
+        f"orca serve: error: argument {option}: '/a\\udcff' is not valid UTF-8"
+    )

@@ -19,7 +19,7 @@ from orca_contract.model_choices import (
 )
 
 from orca_master.commands.adapter_options import add_adapter_options
-from orca_master.commands.argument_types import positive
+from orca_master.commands.argument_types import positive, utf8_text
 from orca_master.errors import ConfigurationError
 from orca_master.text.reasoning import REASONING_FORMATS
 from orca_master.text.tool_calls import FORMATS
@@ -32,6 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options about the model."""
     parser.add_argument(
         "--served-model-name",
+        type=utf8_text,
         action="append",
         nargs="+",
         metavar="NAME",
