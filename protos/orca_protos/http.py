@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import socket
 import ssl
@@ -71,7 +72,10 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS) -> AsyncIterator[None]:
-    """Run `serving` on a separate thread and event loop: the server responds while the caller's loop is busy."""
+    """Run `serving` on a separate thread and event loop: the server responds while the caller's loop is busy.
+
+    Raises OSError at a limit of threads.
+    """
     stop = asyncio.Event()
 
     async def serve() -> None:
@@ -79,8 +83,13 @@ async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = 
             await stop.wait()
 
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="probes", daemon=True)
-    thread.start()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="probes", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        loop.close()
+        listener.close()
+        raise OSError(errno.EAGAIN, str(error)) from error
     try:
         yield
     finally:

@@ -17,6 +17,8 @@ from orca_master.commands.ports import Ports
 from orca_master.commands.server import run_to_exit_code
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.engine.config import EngineConfig
+from orca_protos.listening import listen
+from support.no_threads import no_threads
 
 TOPOLOGY = Topology(
     model=ModelSpec(path="/m", served_name="m", dtype="float32"),
@@ -26,6 +28,7 @@ TOPOLOGY = Topology(
     pipelines=[PipelineSpec(id="a", workers=["unix:/w"])],
 )
 CONFIG = EndpointConfig(("m",), num_processes=1)
+NO_PORTS = Ports(())
 
 
 class PlayedEngine:
@@ -77,7 +80,7 @@ def _unchanged_signals() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, engine: PlayedEngine, end: Exception | None) -> int:
+def ended(monkeypatch: pytest.MonkeyPatch, engine: PlayedEngine, end: Exception | None, ports: Ports = NO_PORTS) -> int:
     """Return the exit code of a server with that engine, whose API processes end by themselves."""
 
     class PlayedEndpoint:
@@ -95,7 +98,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, engine: PlayedEngine, end: Exception 
     monkeypatch.setattr(server, "make_engine", lambda *_: engine)
     monkeypatch.setattr(server, "Endpoint", lambda *_, **__: PlayedEndpoint())
     monkeypatch.setattr(server, "api_processes", processes)
-    return run_to_exit_code("orca master", TOPOLOGY, EngineConfig(), CONFIG, Ports(()))
+    return run_to_exit_code("orca master", TOPOLOGY, EngineConfig(), CONFIG, ports)
 
 
 @pytest.mark.parametrize("steps", [0, 1000], ids=["while it serves", "while it loads"])
@@ -121,3 +124,11 @@ def test_it_lets_running_requests_finish_before(monkeypatch):
     engine = PlayedEngine(0)
     assert ended(monkeypatch, engine, ValueError("damaged")) == 1
     assert engine.calls == ["drain", "stop"]
+
+
+def test_a_start_without_a_thread_for_the_probes_is_one_line(monkeypatch, capfd):
+    """At a limit of threads."""
+    with no_threads():
+        assert ended(monkeypatch, PlayedEngine(0), None, Ports((), probes=listen("127.0.0.1", 0))) == 1
+    line = "orca master: error: the thread of the probes does not start: can't start new thread\n"
+    assert capfd.readouterr().err == line

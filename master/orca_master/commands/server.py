@@ -121,7 +121,10 @@ async def _show_life(
     if ports.parent is not None:
         stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
     if ports.probes is not None:
-        await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
+        try:
+            await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
+        except OSError as error:
+            raise EngineUnavailableError(f"the thread of the probes does not start: {error.strerror}") from error
 
 
 @contextlib.asynccontextmanager
