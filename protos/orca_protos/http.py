@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import socket
 import ssl
@@ -25,6 +26,7 @@ Answer = Callable[[], Awaitable[tuple[int, str]]]
 """Returns status and text."""
 CLOSE_SECONDS = 2
 """Time for connections that are still open at the end."""
+POLL_SECONDS = 0.02
 
 
 class _Server(uvicorn.Server):
@@ -70,7 +72,10 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = PROBE_LIMITS) -> AsyncIterator[None]:
-    """Run `serving` on a separate thread and event loop: the server responds while the caller's loop is busy."""
+    """Run `serving` on a separate thread and event loop: the server responds while the caller's loop is busy.
+
+    Raises OSError at a limit of threads.
+    """
     stop = asyncio.Event()
 
     async def serve() -> None:
@@ -78,14 +83,21 @@ async def serving_apart(app: Any, listener: socket.socket, limits: HttpLimits = 
             await stop.wait()
 
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="probes", daemon=True)
-    thread.start()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="probes", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        loop.close()
+        listener.close()
+        raise OSError(errno.EAGAIN, str(error)) from error
     try:
         yield
     finally:
         loop.call_soon_threadsafe(stop.set)
-        await asyncio.to_thread(thread.join, 2 * CLOSE_SECONDS)
-        if not thread.is_alive():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * CLOSE_SECONDS):
+                while thread.is_alive():  # not joined on a thread, which may not be there at a limit of threads
+                    await asyncio.sleep(POLL_SECONDS)
             loop.close()
 
 

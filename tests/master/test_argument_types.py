@@ -81,6 +81,7 @@ def test_values_up_to_the_bounds(kind, text, value):
         ),
         (types.folder, "", "a folder is expected"),
         *((types.root_path, text, "a slash comes first") for text in ("llm", "http://a/llm", " /llm")),
+        *((kind, "/a\udcff", r"'/a\\udcff' is not valid UTF-8") for kind in (types.utf8_text, types.root_path)),
     ],
 )
 def test_values_beyond_the_bounds(kind, text, words):

@@ -12,6 +12,7 @@ from orca_master.bodies.bounded_turns import Caller
 from orca_master.bodies.openai_requests import ChatMessage, TextPart
 from orca_master.bodies.tools import Tool
 from orca_master.errors import ConfigurationError, EngineUnavailableError, QueueFullError, RequestError
+from orca_master.text import chat_template
 from orca_master.text.chat_template import ENTRY_BYTES, ChatTemplate
 
 MESSAGES = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hi")]
@@ -248,7 +249,7 @@ def test_a_process_that_cannot_be_started_is_no_internal_error(tmp_path, monkeyp
     async def fails(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
+    monkeypatch.setattr(chat_template, "start_process", fails)
     with pytest.raises(EngineUnavailableError, match="Too many open files"):
         asyncio.run(template(tmp_path, "x").render(MESSAGES, False, {}))
 
@@ -287,3 +288,16 @@ def test_a_template_that_does_not_know_developers_has_their_messages_from_the_sy
     assert rendered == "system: a|user: b|system: c\n\nd\n\ne|user: f|"
     knows = template(tmp_path, f"{{# developer #}}{source}")
     assert render(knows, messages) == "user: b|system: c|user: f|", "which is the template's own decision"
+
+
+def test_a_start_at_a_limit_is_an_error_of_one_line(tmp_path, monkeypatch):
+    async def fails(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    async def start() -> None:
+        async with template(tmp_path, "x"):
+            pass
+
+    monkeypatch.setattr(chat_template, "start_process", fails)
+    with pytest.raises(EngineUnavailableError, match="does not start: Resource temporarily unavailable"):
+        asyncio.run(start())

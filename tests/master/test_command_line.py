@@ -164,3 +164,11 @@ def test_output_that_nobody_can_have_ends_without_a_traceback(arguments):
         (128 + signal.SIGPIPE, ""),
         (2, "orca: error: No space left on device: free disk space\n"),
     ]
+
+
+@pytest.mark.parametrize("option", ["--served-model-name", "--allowed-origins", "--root-path"])
+def test_a_text_for_clients_is_utf_8(option):
+    """JSON and the link to API processes cannot have other bytes: they ended API processes, or requests, instead."""
+    assert refusal("serve", str(MODEL), option, os.fsdecode(b"/a\xff")) == (
+        f"orca serve: error: argument {option}: '/a\\udcff' is not valid UTF-8"
+    )

@@ -40,3 +40,13 @@ def test_every_route_names_the_errors_of_its_api(app):
 
 def test_no_serializer_is_compiled_for_errors(app):
     assert [route.path for route in app.routes if getattr(route, "response_fields", None)] == []
+
+
+def test_bounds_of_counts_are_not_those_of_token_ids(app):
+    """A prompt may be cut to more tokens than the vocabulary has."""
+    schemas = app.openapi()["components"]["schemas"]
+    for body, field in (("CompletionRequest", "truncate_prompt_tokens"), ("CompletionRequest", "min_tokens")):
+        schema = {**schemas[body]["properties"][field], "components": {"schemas": schemas}}
+        assert jsonschema.Draft202012Validator(schema).is_valid(5000), field
+    tokens = schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]
+    assert tokens["maximum"] == 999, "the vocabulary has 1000 tokens"

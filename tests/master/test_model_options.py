@@ -36,7 +36,7 @@ def test_names_of_the_model(options, names):
     assert endpoint_config(parser.parse_args(options), Path("/m"), "folder").model_names == names
 
 
-@pytest.mark.parametrize(("name", "words"), [("", "a name is empty"), ("x\udcff", "'x\\udcff' is not UTF-8")])
+@pytest.mark.parametrize(("name", "words"), [("", "a name is empty"), ("x\udcff", "'x\\udcff' is not valid UTF-8")])
 def test_a_name_that_no_answer_can_contain(name, words, capsys):
     parser = argparse.ArgumentParser()
     add_model_options(parser)

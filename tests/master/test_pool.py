@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orca_master.api_processes import pool
+from orca_master.api_processes import api_process, pool
 from orca_master.api_processes.pool import ApiProcesses
+from orca_master.errors import ConfigurationError
 
 
 class Process:
@@ -31,8 +33,7 @@ class Process:
 
 def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, tmp_path, caplog):
     """Of memory or processes there may be enough a moment later; the server does not end."""
-    no_thread = RuntimeError("can't start new thread")  # for asyncio's wait for the process
-    failures: list[Exception] = [OSError(11, "Resource temporarily unavailable"), no_thread]
+    failures = [OSError(11, "Resource temporarily unavailable"), OSError(11, "can't start new thread")]
     started: list[Process] = []
 
     async def create(*_command: str, **_options: Any) -> Process:
@@ -54,7 +55,21 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, tmp_path, 
             await processes.ended
             await processes.end()
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    monkeypatch.setattr(pool, "start_process", create)
     monkeypatch.setattr(pool, "RESTART_SECONDS", 0.0)
     asyncio.run(run())
     assert caplog.text.count("an API process cannot be started and is tried again") == 2
+
+
+def test_a_process_whose_model_cannot_be_read_ends_with_one_line(monkeypatch, capsys):
+    """The model's files may have been replaced since the start of the master."""
+
+    async def fails(*_: object) -> None:
+        raise ConfigurationError("/m: no tokenizer.json")
+
+    monkeypatch.setattr(api_process, "run", fails)
+    monkeypatch.setattr(api_process, "configure_logging", lambda: None)
+    with socket.socket() as listener:
+        arguments = ["--engine", "socket", "--listener", str(os.dup(listener.fileno())), "--heartbeat", "0"]
+        assert api_process.main(arguments) == 1
+    assert capsys.readouterr().err == "orca API process: error: /m: no tokenizer.json\n"

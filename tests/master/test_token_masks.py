@@ -15,6 +15,7 @@ from orca_master.engine.messages import Output
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.scheduling.request import FinishReason
+from orca_master.text import token_matcher
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation
 from support.grammars import END, byte_tokenizer, ll_tokenizer, matcher
@@ -189,3 +190,20 @@ def test_without_masks_the_pipeline_is_given_up_and_formed_again(monkeypatch):
         await asyncio.sleep(0)
 
     play(lambda: Engine(topology("a"), RESTARTED), scene)
+
+
+def test_masks_are_computed_one_by_one_at_a_limit_of_threads(monkeypatch, caplog):
+    """llguidance has threads of its own, which it starts for the first mask of the master."""
+
+    def refuse(num_threads: int) -> None:
+        raise ValueError("Resource temporarily unavailable (os error 11)")
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        found = await alone(made)
+        for regex in REGEXES:
+            assert matcher(TOKENIZER, GrammarKind.REGEX, regex).matcher.consume_tokens(found[regex])
+
+    monkeypatch.setattr(token_matcher, "LLExecutor", refuse)
+    play(lambda: Engine(topology("a"), EngineConfig()), scene)
+    assert "masks are computed one by one: Resource temporarily unavailable" in caplog.text

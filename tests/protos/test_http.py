@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import urllib.request
 
 from orca_protos.http import probes, serving_apart
 from orca_protos.listening import listen
+from support.no_threads import no_threads
 
 
 def test_a_probe_answers_while_the_loop_stands_still():
@@ -35,3 +37,17 @@ def test_a_probe_answers_while_the_loop_stands_still():
 
     asyncio.run(main())
     assert answers == [b"ok"]
+
+
+def test_the_end_needs_no_new_thread():
+    """At a limit of threads, a server that ends in order would end with a traceback."""
+
+    async def main():
+        listener = listen("127.0.0.1", 0)
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(serving_apart(probes({}), listener))
+            limit.enter_context(no_threads())
+        return listener.fileno()
+
+    with contextlib.ExitStack() as limit:
+        assert asyncio.run(main()) < 0

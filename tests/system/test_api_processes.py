@@ -17,6 +17,7 @@ import httpx
 import pytest
 from orca_contract.state import EngineState
 from orca_master import heartbeat
+from orca_master.api_processes import pool as api_process_pool
 from orca_master.api_processes.link_server import EngineServer
 from orca_master.api_processes.pool import api_processes as run_api_processes
 from orca_master.endpoint.config import EndpointConfig
@@ -267,13 +268,13 @@ def pool(engine: EngineClient, model: Path, listener: socket.socket) -> contextl
 def test_a_process_that_breaks_the_protocol_is_killed_and_replaced(tmp_path, monkeypatch, caplog):
     rogue = Path(__file__).parents[1] / "support" / "rogue_api_process.py"
     started = []
-    start = asyncio.create_subprocess_exec
+    start = api_process_pool.start_process
 
     async def start_rogue(program: str, *arguments: str, **options) -> asyncio.subprocess.Process:
         started.append(await start(program, rogue, *arguments[2:], **options))
         return started[-1]
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_rogue)
+    monkeypatch.setattr(api_process_pool, "start_process", start_rogue)
 
     async def main() -> None:
         async with asyncio.timeout(120):
@@ -293,7 +294,7 @@ def test_a_process_that_hangs_is_killed_and_replaced(tmp_path, monkeypatch, capl
     """The kernel goes on to give it connections, which nothing would answer."""
     monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 5.0)
     started = []
-    start = asyncio.create_subprocess_exec
+    start = api_process_pool.start_process
 
     async def start_noted(*arguments: str, **options) -> asyncio.subprocess.Process:
         process = await start(*arguments, **options)
@@ -301,7 +302,7 @@ def test_a_process_that_hangs_is_killed_and_replaced(tmp_path, monkeypatch, capl
             started.append(process)
         return process
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_noted)
+    monkeypatch.setattr(api_process_pool, "start_process", start_noted)
 
     async def main() -> None:
         with listen("127.0.0.1", 0) as listener:

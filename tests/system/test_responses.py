@@ -239,5 +239,5 @@ def test_the_description_has_the_route(served):
     assert "get" in paths["/v1/responses/{response_id}/input_items"]
     assert "post" in paths["/v1/responses/{response_id}/cancel"]
     properties = description["components"]["schemas"]["ResponseRequest"]["properties"]
-    assert properties["model"]["enum"] == [NAME]
+    assert properties["model"]["anyOf"] == [{"type": "string", "enum": [NAME]}, {"type": "null"}]
     assert "at most 704 tokens" in properties["max_output_tokens"]["description"]

@@ -15,6 +15,7 @@ from orca_worker.adapter_reading import AdapterReading
 from orca_worker.errors import FaultError, ModelError
 from orca_worker.partition_loader import PartitionLoader
 from orca_worker.rank_starter import RankStarter
+from support.no_threads import no_threads
 
 NEW, KNOWN = pb.RuntimeAdapter(name="x"), pb.RuntimeAdapter(name="x", digest="d")
 
@@ -120,3 +121,14 @@ asyncio.run(main())
 def test_a_process_ends_while_a_read_hangs():
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "late\n"
+
+
+def test_a_read_needs_no_new_thread():
+    """At a limit of threads the first read failed, and all later ones had no thread and waited for their timeout."""
+
+    async def scene() -> None:
+        reading = AdapterReading()
+        with no_threads():
+            assert await asyncio.wait_for(reading.run(lambda: "d"), 60) == "d"
+
+    asyncio.run(scene())

@@ -22,19 +22,17 @@ class AdapterReading:
 
     def __init__(self) -> None:
         self._reads: queue.SimpleQueue[tuple[Future[str], Callable[[], str]]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._late: Future[str] | None = None
         """The last read that did not end in time."""
+        # A daemon, for whose end the interpreter does not wait, as for threads of an executor. It starts with the
+        # worker: at a limit of threads, none could be started for a request.
+        threading.Thread(target=self._run, name="adapter-files", daemon=True).start()
 
     async def run(self, read: Callable[[], str]) -> str:
         """Return the result of `read`; raise what it raises, or TimeoutError after ADAPTER_FILES_SECONDS.
 
         The time includes that of a read before, whose caller may have left.
         """
-        if self._thread is None:
-            # A daemon, for whose end the interpreter does not wait, as for threads of an executor.
-            self._thread = threading.Thread(target=self._run, name="adapter-files", daemon=True)
-            self._thread.start()
         reading: Future[str] = Future()
         self._reads.put((reading, read))
         try:

@@ -66,11 +66,11 @@ async def run(
 
             try:
                 listener = listen(ALL_ADDRESSES, probe_port)
-            except OSError as error:
+                await stack.enter_async_context(serving_apart(create_probes(controller), listener))
+            except OSError as error:  # the port is in use, or a limit of threads is reached
                 print(f"orca worker: error: --probe-port {probe_port}: {error.strerror}", file=sys.stderr)
                 await controller.close()
                 return 2
-            await stack.enter_async_context(serving_apart(create_probes(controller), listener))
         await server.start()
         logger.info("worker listens on %s", address)
         if tls is None and not address.startswith(UNIX):

@@ -25,7 +25,7 @@ from orca_master.api_processes.remote_engine import connect
 from orca_master.api_processes.remote_store import RemoteStore
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.errors import EngineUnavailableError
+from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.garbage import freeze_and_bound
 from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
@@ -65,7 +65,7 @@ async def run(engine_path: Path, listener: socket.socket, heartbeat: int) -> Non
 
 
 def main(argv: list[str]) -> int:
-    """Return exit code 0, or 1 if no master answers."""
+    """Return exit code 0, or 1 if no master answers or the process cannot start."""
     parser = argparse.ArgumentParser(
         prog="orca_master.api_processes.api_process", description="Runs an API process of a master."
     )
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     with contextlib.closing(socket.socket(fileno=arguments.listener)) as listener:
         try:
             asyncio.run(run(arguments.engine, listener, arguments.heartbeat))
-        except EngineUnavailableError as error:
+        except (ConfigurationError, EngineUnavailableError) as error:
             print(f"orca API process: error: {error}", file=sys.stderr)
             return 1
     return 0

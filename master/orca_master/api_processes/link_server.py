@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orca_master.api_processes.link_codec import ERROR_CLASSES, decode_to_master, encode_from_master
-from orca_master.api_processes.link_frames import max_to_master_bytes, receive, send
+from orca_master.api_processes.link_frames import max_to_master_bytes, receive, send, serve_links
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
@@ -84,7 +84,7 @@ class EngineServer:
     @contextlib.asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
         """Accept connections at `path` inside the `async with` block."""
-        server = await asyncio.start_unix_server(self._serve, path)
+        server = await serve_links(self._serve, path)
         watching = asyncio.create_task(self._watch())
         try:
             yield

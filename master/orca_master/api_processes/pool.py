@@ -25,6 +25,7 @@ from orca_master.api_processes.link_server import EngineServer
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.errors import EngineUnavailableError
 from orca_master.heartbeat import CHECK_SECONDS, Heartbeat
+from orca_master.threads import start_process
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class ApiProcesses:
         while not self._ending:
             try:
                 process, heartbeat = await self._start(listener)
-            except (OSError, RuntimeError) as error:  # memory, processes, threads or descriptors; the others serve
+            except OSError as error:  # memory, processes, threads or descriptors; the others serve
                 logger.error("an API process cannot be started and is tried again: %s", error)
                 await asyncio.sleep(RESTART_SECONDS)
                 continue
@@ -111,7 +112,7 @@ class ApiProcesses:
     async def _start(self, listener: socket.socket) -> tuple[asyncio.subprocess.Process, Heartbeat]:
         heartbeat = Heartbeat(time.monotonic())
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 sys.executable, "-P", "-m", "orca_master.api_processes.api_process",
                 "--engine", str(self._path), "--listener", str(listener.fileno()), "--heartbeat", str(heartbeat.writer),
                 pass_fds=(listener.fileno(), heartbeat.writer),

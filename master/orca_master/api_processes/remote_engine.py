@@ -13,7 +13,7 @@ from typing import Any
 from orca_contract.state import EngineState
 
 from orca_master.api_processes.link_codec import decode_from_master, encode_to_master
-from orca_master.api_processes.link_frames import MAX_FROM_MASTER_BYTES, max_request_bytes, receive, send
+from orca_master.api_processes.link_frames import MAX_FROM_MASTER_BYTES, max_request_bytes, open_link, receive, send
 from orca_master.api_processes.link_messages import (
     Answer,
     AskMetrics,
@@ -47,7 +47,7 @@ async def connect(path: Path) -> tuple[RemoteEngine, Hello]:
     """Connect to the engine at a socket; return it and the master's Hello. Raise EngineUnavailableError."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(path)
+            reader, writer = await open_link(path)
             hello = await _receive(reader)
     except TimeoutError as error:
         raise EngineUnavailableError(f"{path}: the master did not answer within {HELLO_SECONDS:.0f} s") from error

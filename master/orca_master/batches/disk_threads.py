@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from orca_master.threads import started_threads
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -17,7 +18,7 @@ class DiskThreads:
     """NUM_THREADS threads of their own: those of the event loop are for others, whom slow uploads must not block."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(NUM_THREADS, "batches")
+        self._executor = started_threads(NUM_THREADS, "batches")
 
     async def run(
         self, function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs

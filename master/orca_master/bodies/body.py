@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema
 
 from orca_master.bodies.absent_fields import AbsentFields, without_absent_fields
 from orca_master.bodies.lengths import at_most, at_most_characters
@@ -28,6 +30,10 @@ RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN)]
 """A client's name for a request, in place of the header X-Request-Id."""
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """Priority of a request under `--scheduling-policy priority`: a smaller one is served earlier."""
+
+
+_ANNOTATIONS = ("title", "description", "default")
+_NULL = {"type": "null"}
 
 
 class Body(BaseModel):
@@ -55,15 +61,38 @@ class Body(BaseModel):
         unknown = next((name for name, value in data.items() if name not in cls.model_fields and value is not None), "")
         return known | {unknown: data[unknown]} if unknown in data else known
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        """Return the JSON schema, in which optional fields of a request can be null."""
+        schema = handler(core_schema)
+        if handler.mode == "validation":
+            described = handler.resolve_ref_schema(schema)
+            fields = described.get("properties", {})
+            for name in fields.keys() - described.get("required", ()):
+                fields[name] = nullable(fields[name])
+        return schema
+
+
+def nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the schema of a value that can also be null."""
+    kinds = {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
+    if not kinds:  # any value
+        return schema
+    choices = kinds["anyOf"] if kinds.keys() == {"anyOf"} else [kinds]
+    others = [choice for choice in choices if choice != _NULL]
+    return {"anyOf": [*others, _NULL], **{name: value for name, value in schema.items() if name in _ANNOTATIONS}}
+
 
 def tagged(tags: tuple[str, ...], field: str, message: str, default: str = "") -> Discriminator:
     """Return the choice of a class by a field's value, which is its tag in brackets; `message` refuses others.
 
-    `default`: the value where the field is absent, "" if it is required.
+    `default`: the value where the field is absent or null, "" if it is required.
     """
 
     def tag_of(value: Any) -> str | None:
-        name = value.get(field, default) if isinstance(value, dict) else getattr(value, field, None)
+        name = value.get(field) if isinstance(value, dict) else getattr(value, field, None)
+        if name is None and isinstance(value, dict):
+            name = default
         return f"[{name}]" if isinstance(name, str) and name in tags else None
 
     return Discriminator(tag_of, custom_error_type="unsupported", custom_error_message=message)

@@ -11,7 +11,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from orca_protos.exit_code import is_sent
 
@@ -20,11 +21,15 @@ from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.validation import check_body, unpack
 from orca_master.errors import EngineUnavailableError, RequestError
+from orca_master.threads import started_threads
 
 SMALL_BYTES = 128 << 10
 """Maximum size of a body that is validated on the event loop."""
 CHECK_SECONDS = 30.0
+NUM_THREADS = 4
+"""One exchanges a body; others wait for the end of killed processes, or start one that the next body uses."""
 _PIECE_BYTES = 1 << 20
+Result = TypeVar("Result")
 
 
 class BodyChecker:
@@ -32,8 +37,9 @@ class BodyChecker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._starting: asyncio.Task[subprocess.Popen[bytes]] | None = None
+        self._starting: asyncio.Future[subprocess.Popen[bytes]] | None = None
         self._turns = BoundedTurns("large bodies")
+        self._threads = started_threads(NUM_THREADS, "bodies")
 
     async def check(self, kind: str, body: bytearray, lengths: Lengths, caller: Caller = ANYONE) -> Any:
         """Return the value of a body of `kind` (validation.KINDS), and clear `body` if it is large.
@@ -58,13 +64,13 @@ class BodyChecker:
         process = await self._started()
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                return await asyncio.to_thread(_exchange, process, kind, body, lengths)
+                return await self._on_thread(_exchange, process, kind, body, lengths)
         except TimeoutError as error:
             self._kill()
             raise RequestError(f"the body of {size} bytes cannot be read within {CHECK_SECONDS:.0f} s") from error
         except (OSError, EOFError) as error:
             self._kill()
-            if is_sent(await asyncio.to_thread(process.wait)):
+            if is_sent(await self._on_thread(process.wait)):
                 raise EngineUnavailableError("the process that checks large bodies was killed: retry") from error
             raise RequestError(
                 f"the body of {size} bytes cannot be read within {MAX_MEMORY_BYTES >> 20} MiB of memory"
@@ -76,7 +82,7 @@ class BodyChecker:
     async def _started(self) -> subprocess.Popen[bytes]:
         """Return the running process. Cancelling the caller does not cancel the start: the next large body uses it."""
         if self._process is None or self._process.poll() is not None:  # the idle process may have been killed
-            self._starting = self._starting or asyncio.create_task(asyncio.to_thread(_start))
+            self._starting = self._starting or self._on_thread(_start)
             try:
                 self._process = await asyncio.shield(self._starting)
             except OSError as error:  # a limit of descriptors or processes is reached
@@ -92,7 +98,10 @@ class BodyChecker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            asyncio.get_running_loop().run_in_executor(None, process.wait)  # reap the zombie
+            self._on_thread(process.wait)  # reap the zombie
+
+    def _on_thread(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
 def _start() -> subprocess.Popen[bytes]:

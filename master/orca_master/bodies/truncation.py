@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from orca_master.bodies.sampling_fields import MAX_COUNT
 from orca_master.errors import RequestError
 
 WHAT_FITS = -1
 """As `truncate_prompt_tokens`: all tokens that fit beside the answer."""
-MAX_TOKENS = 2**31 - 1
 
 
 def _check(count: int) -> int:
@@ -22,7 +22,7 @@ def _check(count: int) -> int:
 
 
 PromptTokens = Annotated[
-    int, Field(ge=WHAT_FITS, le=MAX_TOKENS, json_schema_extra={"not": {"const": 0}}), AfterValidator(_check)
+    int, Field(ge=WHAT_FITS, le=MAX_COUNT, json_schema_extra={"not": {"const": 0}}), AfterValidator(_check)
 ]
 """Most tokens that remain of a prompt."""
 TruncationSide = Literal["left", "right"]

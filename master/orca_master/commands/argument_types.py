@@ -49,9 +49,18 @@ def host_name(text: str) -> str:
     return name or text
 
 
+def utf8_text(text: str) -> str:
+    """Parse a text for clients, which gets into JSON: one of bytes that are UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8") from None
+    return text
+
+
 def root_path(text: str) -> str:
     """Parse the path at which a proxy serves this server; return it without a slash at its end, "" for none."""
-    path = text.rstrip("/")
+    path = utf8_text(text).rstrip("/")
     if path and not path.startswith("/"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a path: a slash comes first, as in /llm")
     return path

@@ -19,7 +19,7 @@ from orca_contract.model_choices import (
 )
 
 from orca_master.commands.adapter_options import add_adapter_options
-from orca_master.commands.argument_types import positive
+from orca_master.commands.argument_types import positive, utf8_text
 from orca_master.errors import ConfigurationError
 from orca_master.text.reasoning import REASONING_FORMATS
 from orca_master.text.tool_calls import FORMATS
@@ -112,13 +112,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def _name(text: str) -> str:
     """Return a name of the model, which JSON and metrics can contain."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8") from error
     if not text:
         raise argparse.ArgumentTypeError("a name is empty")
-    return text
+    return utf8_text(text)
 
 
 def _adapter(text: str) -> tuple[str, Path]:

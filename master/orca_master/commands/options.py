@@ -22,6 +22,7 @@ from orca_master.commands.argument_types import (
     positive,
     root_path,
     stall_seconds,
+    utf8_text,
     wait_seconds,
 )
 from orca_master.commands.batch_options import add_batch_options, batch_config
@@ -145,6 +146,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--allowed-origins",
+        type=utf8_text,
         action="append",
         metavar="ORIGIN",
         help="allowed origins of browsers (CORS), repeatable (any; none if API keys are given)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,6 +15,15 @@ from orca_master.endpoint.admin_token import AdminToken
 from orca_master.errors import ConfigurationError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGNALS set, which the process has blocked until now."""
+    stop = asyncio.Event()
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return stop
 
 
 def bind(host: str, port: int, count: int = 1) -> tuple[socket.socket, ...]:

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from orca_contract.state import JournalState
 from orca_contract.topology import Topology
 from orca_protos.command_line import one_line
 from orca_protos.heartbeat import beat
@@ -25,28 +24,21 @@ from orca_protos.http_limits import ADMIN_LIMITS
 
 from orca_master.api_processes.link_server import EngineServer
 from orca_master.api_processes.pool import ApiProcesses, api_processes
-from orca_master.batches.service import Batches, open_batches
 from orca_master.commands.load_progress import load_progress
-from orca_master.commands.ports import SIGNALS, Ports
+from orca_master.commands.ports import SIGNALS, Ports, stop_on_signals
 from orca_master.commands.start_report import start_report
+from orca_master.commands.stored_requests import engine_adapters, stored_requests
 from orca_master.endpoint.admin import create_admin_app, create_probes
-from orca_master.endpoint.api_keys import KeyRing
 from orca_master.endpoint.application import create_app
-from orca_master.endpoint.batch_calls import BatchCalls
 from orca_master.endpoint.config import EndpointConfig
 from orca_master.endpoint.endpoint import Endpoint
-from orca_master.endpoint.restored_adapters import RestoredAdapters
-from orca_master.endpoint.resumable import ResumableRequests
-from orca_master.engine.adapter_calls import EngineAdapters
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import EngineObserver, Observers
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.garbage import freeze_and_bound
-from orca_master.journal.config import JournalConfig, model_identity
-from orca_master.journal.folder_lock import when_free
-from orca_master.journal.journal import Journal
-from orca_master.journal.status import JournalStatus, no_journal, status_of
+from orca_master.journal.config import JournalConfig
+from orca_master.journal.status import JournalStatus
 from orca_master.metrics.iteration_log import IterationLog
 from orca_master.metrics.prometheus import Metrics
 from orca_master.text.chat_template import ChatTemplate
@@ -67,20 +59,22 @@ async def run_server(
 ) -> None:
     """Serve until a signal arrives.
 
-    Raises ConfigurationError or EngineUnavailableError if the start fails, the latter also if the engine fails.
+    Raises ConfigurationError or EngineUnavailableError if the start fails, the latter also if the engine, the HTTP
+    server or the API processes fail.
     """
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     path = Path(topology.model.path)
     # Also with API processes: a damaged file is then reported once, before anything starts.
     codec, template = TextCodec(path), ChatTemplate(path, endpoint_config.chat_template)
     metrics = Metrics(endpoint_config.model_names[0], endpoint_config.vllm_metrics)
     engine = make_engine(topology, config, metrics, ports.restarted)
-    endpoint = Endpoint(endpoint_config, engine, codec, template, adapter_loader=_adapters(engine, endpoint_config))
+    adapters = engine_adapters(engine, endpoint_config)
+    endpoint = Endpoint(endpoint_config, engine, codec, template, adapter_loader=adapters)
     async with contextlib.AsyncExitStack() as stack:
-        server = EngineServer(engine, path, endpoint_config, endpoint.adapter_loader)
+        server = EngineServer(engine, path, endpoint_config, adapters)
         await _show_life(stack, engine, ports, lambda: server.is_joined or not endpoint_config.num_processes)
         stopped = asyncio.create_task(stop.wait())
-        stored = _stored_requests(endpoint, engine, metrics, journal, topology, config, ports.restarted)
+        stored = stored_requests(endpoint, engine, metrics, journal, topology, config, ports.restarted)
         opened = asyncio.create_task(stack.enter_async_context(stored))
         tasks: list[asyncio.Task[Any]] = [stopped, opened]
         try:
@@ -105,11 +99,9 @@ async def run_server(
             if started.done() and not stop.is_set():
                 await started
                 _begin_service(endpoint, engine, ports, config)
-                await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-                if failed.done():
-                    raise EngineUnavailableError(failed.result())
-                engine.begin_drain()
-                await front.drain()
+                await _serve(engine, front, ended, stopped, failed)
+            elif not stop.is_set():
+                raise _fault(front, ended)
         finally:
             for task in tasks:
                 task.cancel()
@@ -129,97 +121,10 @@ async def _show_life(
     if ports.parent is not None:
         stack.callback(asyncio.create_task(beat(ports.parent.heartbeat)).cancel)
     if ports.probes is not None:
-        await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """Return an event that SIGNALS set, which the process has blocked until now."""
-    stop = asyncio.Event()
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    return stop
-
-
-@contextlib.asynccontextmanager
-async def _stored_requests(
-    endpoint: Endpoint,
-    engine: EngineThread,
-    metrics: Metrics,
-    journal: JournalConfig | None,
-    topology: Topology,
-    config: EngineConfig,
-    restarted: bool,
-) -> AsyncIterator[Callable[[], JournalStatus]]:
-    """Open the journal and the batches of the endpoint, which share the adapters that are loaded again.
-
-    Yields the function that returns the journal's state. Raises ConfigurationError at the first start.
-    """
-    adapters = RestoredAdapters(_adapters(engine, endpoint.config), lambda: endpoint.generator.is_stopped)
-    status: Callable[[], JournalStatus] = no_journal
-    async with contextlib.AsyncExitStack() as stack:
-        if journal is not None:
-            opened = _resumable(endpoint, adapters, journal, topology, config.handover_timeout, restarted)
-            endpoint.resumable, status = await stack.enter_async_context(opened)
-            metrics.watch_journal(status)
-        batches = _batches(endpoint, adapters, metrics, config.handover_timeout, restarted)
-        endpoint.batches = await stack.enter_async_context(batches)
-        yield status
-
-
-@contextlib.asynccontextmanager
-async def _resumable(
-    endpoint: Endpoint,
-    adapters: RestoredAdapters,
-    config: JournalConfig,
-    topology: Topology,
-    patience: float,
-    restarted: bool,
-) -> AsyncIterator[tuple[ResumableRequests | None, Callable[[], JournalStatus]]]:
-    """Open the journal; raise ConfigurationError at the first start, and serve without it after a restart.
-
-    Yields the requests in the journal (None without it) and the function that returns the journal's state.
-    """
-    try:
-        journal = await when_free(lambda stops: Journal(config.folder, model_identity(topology), stops), patience)
-    except ConfigurationError as error:
-        if not restarted:
-            raise
-        logger.error("%s: the journal is off, serving goes on", error)
-        failed = JournalStatus(JournalState.OFF, str(error))
-        yield None, lambda: failed
-        return
-    resumable = ResumableRequests(journal, endpoint.generator, config.window, adapters)
-    try:
-        yield resumable, lambda: status_of(journal)
-    finally:
-        await resumable.close()
-
-
-@contextlib.asynccontextmanager
-async def _batches(
-    endpoint: Endpoint, adapters: RestoredAdapters, metrics: Metrics, patience: float, restarted: bool
-) -> AsyncIterator[Batches | None]:
-    """Open files and batches, None without a folder.
-
-    Raises ConfigurationError at the first start; a restarted master serves without them.
-    """
-    config = endpoint.config.batches
-    if config is None:
-        yield None
-        return
-    async with contextlib.AsyncExitStack() as stack:
         try:
-            calls = BatchCalls(endpoint, adapters, config.concurrency)
-            batches = await stack.enter_async_context(open_batches(config, calls, patience))
-        except ConfigurationError as error:
-            if not restarted:
-                raise
-            logger.error("%s: batches are off, serving goes on", error)
-            yield None
-            return
-        metrics.watch_batches(lambda: batches.num_unfinished, lambda: batches.files.room.total)
-        yield batches
+            await stack.enter_async_context(serving_apart(create_probes(engine, is_joined), ports.probes))
+        except OSError as error:
+            raise EngineUnavailableError(f"the thread of the probes does not start: {error.strerror}") from error
 
 
 @contextlib.asynccontextmanager
@@ -241,17 +146,36 @@ async def _form(engine: EngineThread) -> None:
         await engine.start()
 
 
-def _adapters(engine: EngineThread, config: EndpointConfig) -> EngineAdapters | None:
-    if not config.runtime_adapters:
-        return None
-    return EngineAdapters(engine, KeyRing(config.api_keys, config.api_key_file).has)
-
-
 async def _start(formed: asyncio.Task[None], front: Endpoint | ApiProcesses) -> None:
     """Return when requests can be served."""
     await formed
     if isinstance(front, ApiProcesses):
         await front.joined()
+
+
+async def _serve(
+    engine: EngineThread,
+    front: Endpoint | ApiProcesses,
+    ended: asyncio.Future[Any],
+    stopped: asyncio.Task[Any],
+    failed: asyncio.Task[str],
+) -> None:
+    """Serve until a signal arrives or a part fails; then drain, unless the engine has failed. Raise the failure."""
+    await asyncio.wait({ended, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+    if failed.done():
+        raise EngineUnavailableError(failed.result())
+    fault = None if stopped.done() else _fault(front, ended)
+    engine.begin_drain()
+    await front.drain()
+    if fault is not None:
+        raise fault
+
+
+def _fault(front: Endpoint | ApiProcesses, ended: asyncio.Future[Any]) -> EngineUnavailableError:
+    """Return the error of an HTTP server, or of API processes, that ended without a signal."""
+    part = "the API processes" if isinstance(front, ApiProcesses) else "the HTTP server"
+    cause = ended.exception()
+    return EngineUnavailableError(f"{part} ended unexpectedly" + (f": {cause!r}" if cause else ""))
 
 
 def _begin_service(endpoint: Endpoint, engine: EngineThread, ports: Ports, config: EngineConfig) -> None:
@@ -289,7 +213,7 @@ def run_to_exit_code(
     ports: Ports,
     journal: JournalConfig | None = None,
 ) -> int:
-    """Run the server and return the exit code: 0, 1 if the engine failed, 2 for a configuration error."""
+    """Run the server and return the exit code: 0, 1 if a part failed, 2 for a configuration error."""
     # A signal during the creation of the loop would leave it half-created: defer signals until the loop handles them.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

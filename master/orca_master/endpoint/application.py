@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from orca_contract import routes
 from starlette.exceptions import HTTPException
 
+from orca_master.bodies.body import nullable
 from orca_master.bodies.tokenize_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.bodies.validation import described
 from orca_master.endpoint.adapter_routes import add_adapters
@@ -257,7 +258,8 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
         "TokenizeChatRequest",
         "DetokenizeRequest",
     ):
-        parts[name]["properties"]["model"] = {"type": "string"} | ({"enum": list(model_names)} if model_names else {})
+        model = {"type": "string"} | ({"enum": list(model_names)} if model_names else {})
+        parts[name]["properties"]["model"] = model if "model" in parts[name]["required"] else nullable(model)
     if vocabulary_size:
         _limit(parts, "maximum", 2**31 - 1, vocabulary_size - 1)
     for name in ("CompletionRequest", "ChatCompletionRequest", "MessagesRequest", "ResponseRequest"):

@@ -27,6 +27,7 @@ from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, 
 from orca_master.engine.progress import Progress
 from orca_master.engine.request_stream import RequestStream
 from orca_master.text.grammar_compiler import GrammarCompiler
+from orca_master.threads import start_thread
 
 Result = TypeVar("Result")
 
@@ -114,7 +115,7 @@ class EngineThread(EngineClient):
 
     async def start(self) -> None:
         """Start the thread and return when the engine serves; raise what `EngineMaster.start` raises."""
-        self._thread.start()
+        start_thread(self._thread)
         # Beside the loading of the weights, because it holds the interpreter lock.
         await asyncio.gather(self.on_engine(self.engine.start), self.grammars.prepare())
 
@@ -159,9 +160,8 @@ class EngineThread(EngineClient):
             return True
         if not self._thread.is_alive():
             return False
-        response = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._engine_loop)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(response), ALIVE_SECONDS)
+            await asyncio.wait_for(self.on_engine(lambda: asyncio.sleep(0)), ALIVE_SECONDS)
         except TimeoutError:
             return False
         return True

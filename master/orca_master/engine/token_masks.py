@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -25,6 +24,7 @@ from orca_master.engine.workers import PipelineWorkers
 from orca_master.scheduling.batch import Batch, ScheduledRequest
 from orca_master.scheduling.request import Request
 from orca_master.text.token_matcher import NO_LIMITS, MaskMaker, TokenLimits, TokenMatcher
+from orca_master.threads import started_threads
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class TokenMasks:
 
     def __init__(self, fail: Callable[[Request, str], None]) -> None:
         self._fail = fail
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._thread = started_threads(1, "masks")
         self._unmasked: dict[str, deque[_Unmasked]] = {}
         self._maker: MaskMaker | None = None
 

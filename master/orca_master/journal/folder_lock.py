@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orca_master.errors import ConfigurationError
+from orca_master.threads import started_threads
 
 Opened = TypeVar("Opened")
 
@@ -51,8 +52,9 @@ async def when_free(open_folder: Callable[[Callable[[], bool]], Opened], seconds
     """
     deadline = time.monotonic() + seconds
     waits, cancelled = False, threading.Event()
+    thread = started_threads(1, "folder")
     while True:
-        opening = asyncio.get_running_loop().run_in_executor(None, open_folder, cancelled.is_set)
+        opening = asyncio.get_running_loop().run_in_executor(thread, open_folder, cancelled.is_set)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:

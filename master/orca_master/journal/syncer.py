@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from orca_master.threads import start_thread
+
 SYNC_SECONDS = 0.1
 JOIN_SECONDS = 5.0
 
@@ -29,7 +31,7 @@ class Syncer:
         self._lock = threading.Lock()
         self._dirty, self._new_files, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def begin(self, descriptor: int) -> None:
         """Take over the descriptor of a new file, which is the newest now; the file before it is complete."""

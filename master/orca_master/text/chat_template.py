@@ -30,6 +30,7 @@ from orca_master.text.tokenizer_config import (
     TokenizerConfigFile,
     read_tokenizer_config,
 )
+from orca_master.threads import start_process
 
 if TYPE_CHECKING:  # commands.text_check does not need the API's types, whose import takes 0.1 s
     from collections.abc import Sequence
@@ -164,10 +165,7 @@ class ChatTemplate:
 
         Raises EngineUnavailableError.
         """
-        try:
-            unable = await self._started()
-        except OSError as error:  # a limit of descriptors or processes is reached
-            raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
+        unable = await self._started()
         if unable is not None:
             return unable
         assert self._process is not None
@@ -179,14 +177,20 @@ class ChatTemplate:
         return answer
 
     async def _started(self) -> dict[str, Any] | None:
-        """Start the process unless one runs; return None, else {"error"} if compiling fails, {} if it is too long."""
+        """Start the process unless one runs; return None, else {"error"} if compiling fails, {} if it is too long.
+
+        Raises EngineUnavailableError.
+        """
         if self._process is not None and self._process.returncode is None:
             return None
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "orca_master.text.template_process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        try:
+            self._process = await start_process(
+                *(sys.executable, "-P", "-m", "orca_master.text.template_process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # a limit of descriptors, processes or threads is reached
+            raise EngineUnavailableError(f"the chat template's process does not start: {error.strerror}") from error
         first = encode_frame({"sources": self.sources, "special_tokens": self.special_tokens})
         answer = await self._ask(self._process, first)
         if answer == {}:

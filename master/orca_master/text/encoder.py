@@ -7,12 +7,12 @@ token beside the ids: the tokens of a long text are first counted in pieces, to 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from orca_master.bodies.bounded_turns import ANYONE, BoundedTurns, Caller
 from orca_master.bodies.lengths import Lengths
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
+from orca_master.threads import started_threads
 
 SHORT = 2048
 """Maximum characters of a text that is tokenized on the event loop, in about 3 ms."""
@@ -28,7 +28,7 @@ class Encoder:
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._threads = started_threads(NUM_THREADS, "tokenizer")
         self._turns = BoundedTurns("texts", NUM_THREADS)
 
     async def encode(

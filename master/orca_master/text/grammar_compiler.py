@@ -14,7 +14,6 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.reasoning import BEGIN, END
 from orca_master.text.thinking_tracker import ThinkingTracker
 from orca_master.text.token_matcher import TokenMatcher
+from orca_master.threads import start_process, started_threads
 
 MAX_CACHED = 64
 """Maximum number of compiled grammars that are kept, the last ones that were used; each takes up to 35 megabytes."""
@@ -57,7 +57,7 @@ class GrammarCompiler:
     def __init__(self, model_path: Path, note: Callable[[str], object]) -> None:
         self._model_path = model_path
         self._note = note
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._thread = started_threads(1, "grammars")
         self._tokenizer: LLTokenizer | None = None
         self._spaces: JsonSpaces | None = None
         self._ends: tuple[int, ...] = ()
@@ -223,7 +223,7 @@ class GrammarCompiler:
         """Return the process once it has loaded the tokenizer, None if it ends before; raise EngineUnavailableError."""
         if self._process is not None and self._process.returncode is None:
             return self._process
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await start_process(
             *(sys.executable, "-P", "-m", "orca_master.text.grammar_process", str(self._model_path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

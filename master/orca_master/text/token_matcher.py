@@ -11,6 +11,7 @@ which an ambiguous grammar takes half a second for each token. So each answer ha
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from array import array
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ from llguidance import LLExecutor
 from orca_master.scheduling.allowed_tokens import NO_LIMIT, AllowedTokens
 from orca_master.text.compiled_grammar import CompiledGrammar, is_used_up
 from orca_master.text.json_spaces import MOST_SPACES
+
+logger = logging.getLogger(__name__)
 
 WORD_BITS = 32
 MAX_THREADS = 4
@@ -126,7 +129,7 @@ class MaskMaker:
     def __init__(self, vocabulary_size: int) -> None:
         self.row_bytes = -(-vocabulary_size // WORD_BITS) * (WORD_BITS // 8)
         self._every_token = ((1 << vocabulary_size) - 1).to_bytes(self.row_bytes, "little")
-        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+        self._executor = _executor()
         self._one_by_one = False
 
     def masks(self, matchers: Sequence[TokenMatcher | None], limits: Sequence[TokenLimits]) -> bytes:
@@ -163,7 +166,7 @@ class MaskMaker:
         width = self.row_bytes
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks))
         begun = perf_counter()
-        if self._one_by_one:
+        if self._executor is None or self._one_by_one:
             self._compute_one_by_one(live, address)
         else:
             jobs = [(entry.matcher, place) for place, entry in live]
@@ -181,6 +184,15 @@ class MaskMaker:
             begun = thread_time()
             entry.matcher.unsafe_compute_mask_ptr(address + place * self.row_bytes, self.row_bytes)
             entry.spend(thread_time() - begun)
+
+
+def _executor() -> LLExecutor | None:
+    """Return threads that compute masks; None at a limit of threads, where the caller's thread computes them."""
+    try:
+        return LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+    except ValueError as error:
+        logger.warning("masks are computed one by one: %s", error)
+        return None
 
 
 def _allow_all_ends(masks: bytearray, start: int, ends: tuple[int, ...]) -> None:
