@@ -161,9 +161,8 @@ def adapter_folders(lora_modules: Mapping[str, str | Path], model_name: str) -> 
         raise ConfigurationError(f"lora_modules: folders by name are expected, not {lora_modules!r:.80}")
     for name in lora_modules:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH or "=" in name:
-            raise ConfigurationError(
-                f"lora_modules: {name!r:.80} is no name of 1 to {MAX_NAME_LENGTH} characters without ="
-            )
+            shown = repr(name[:80]) if isinstance(name, str) else f"{name!r:.80}"
+            raise ConfigurationError(f"lora_modules: {shown} is no name of 1 to {MAX_NAME_LENGTH} characters without =")
     if refusal := adapters_refusal([model_name], list(lora_modules)):
         raise ConfigurationError(f"lora_modules: {refusal}")
     return {name: absolute_folder(f"lora_modules: {name}", folder) for name, folder in lora_modules.items()}
