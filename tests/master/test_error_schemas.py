@@ -40,3 +40,9 @@ def test_every_route_names_the_errors_of_its_api(app):
 
 def test_no_serializer_is_compiled_for_errors(app):
     assert [route.path for route in app.routes if getattr(route, "response_fields", None)] == []
+
+
+def test_the_names_of_schemas_are_those_of_clients_made_from_them(app):
+    names = app.openapi()["components"]["schemas"]
+    assert "StructuredOutputs" in names
+    assert [name for name in names if name.startswith("_")] == []
