@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.speculation import draft
 from orca_master.scheduling.thinking import ThinkingBudget
+from orca_master.text import grammar_compiler
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, translate
@@ -33,7 +35,7 @@ from orca_master.text.token_matcher import TokenMatcher
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation, next_token
 from support.grammars import END as END_OF_TEXT
-from support.grammars import byte_tokenizer, ll_tokenizer
+from support.grammars import byte_tokenizer, ll_tokenizer, write_model
 from support.scripted_engine import END, MODEL, Scripted, llm_of, make_model
 
 KILLED = WorkerLostError("worker a:1: killed", Reason.WORKER_OOM_KILLED, "a:1")
@@ -221,6 +223,29 @@ def test_the_master_makes_the_tracker_with_its_tokenizer(tmp_path):
         await grammars.close()
 
     asyncio.run(scene())
+
+
+def test_the_tokens_of_a_resumed_answer_are_read_beside_the_event_loop(tmp_path, monkeypatch):
+    """Some hundred thousand tokens, those of all choices, take seconds, without a sign of life."""
+    threads = set()
+
+    class Noting(ThinkingTracker):
+        def accept(self, token: int) -> None:
+            threads.add(threading.get_ident())
+            super().accept(token)
+
+    monkeypatch.setattr(grammar_compiler, "ThinkingTracker", Noting)
+    grammars = GrammarCompiler(write_model(tmp_path, VOCABULARY), lambda _: None)
+
+    async def scene() -> None:
+        await grammars.prepare()
+        tracker = await grammars.tracker(ThinkingBudget(2, WITHIN, (5,)), (7, 8))
+        assert tracker.forced == 5
+        await grammars.close()
+
+    asyncio.run(scene())
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 TEMPLATE = "{{ messages | tojson }}{% if think is defined %}<think>{{ think }}{% endif %}"
