@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ from orca_master.text.token_matcher import NONE_ALLOWED, MaskMaker, TokenLimits
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation, next_token
 from support.grammars import END, ll_tokenizer, matcher, tokens_of, write_model
-from support.scripted_engine import MODEL, Scripted, make_model
+from support.scripted_engine import MODEL, Scripted, llm_of, make_model
 
 KILLED = WorkerLostError("worker a:1: killed", Reason.WORKER_OOM_KILLED, "a:1")
 QUESTION = {"role": "user", "content": "1 + 1?"}
@@ -293,6 +294,19 @@ def test_requests_have_token_ids(tmp_path, path):
                 assert answer["error"]["message"].startswith(message)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_programs_send_lists_and_arrays(tmp_path):
+    from orca import SamplingParams
+
+    scripted = Scripted(make_model(tmp_path, ""), "2")
+    with llm_of(scripted) as llm:
+        for tokens in ([5, 6], range(5, 7), (6, 5), numpy.array([5, 6])):
+            llm.generate("1", SamplingParams(allowed_token_ids=tokens))
+            assert scripted.engine.submissions[-1].sampling.allowed_token_ids == AllowedTokens.of([5, 6])
+        for wrong in ("5", {5: 6}, [], numpy.array([])):
+            with pytest.raises(RequestError, match="^allowed_token_ids: (Input should be|no token|List should have)"):
+                llm.generate("1", SamplingParams(allowed_token_ids=wrong))
 
 
 def test_a_large_body_keeps_its_tokens_in_few_bytes():

@@ -92,6 +92,24 @@ def test_an_end_of_several_tokens_begins_again_if_a_grammar_delays_it():
     assert (tracker.is_over, tracker.forced) == (True, None)
 
 
+def test_an_end_that_the_model_has_begun_goes_on():
+    """Else the reasoning would end with the part of the tag."""
+    end = tuple(PIECES.index(piece) for piece in ("<", "</", "<", "nk>", "</think>"))
+    for begun, rest in (
+        ((0,), end),
+        ((0, *end[:1]), end[1:]),
+        ((0, *end[:3]), end[3:]),
+        ((0, *end[:2], *end[:3]), end[3:]),
+        ((0, *end[:2], 0), end),
+    ):
+        tracker = ThinkingTracker(ThinkingBudget(len(begun), WITHIN, end), PIECES.__getitem__, begun)
+        forced = []
+        while (token := tracker.forced) is not None:
+            forced.append(token)
+            tracker.accept(token)
+        assert tuple(forced) == rest
+
+
 def text_of(token: int) -> str:
     return TOKENIZER.decode_bytes([token]).decode("latin-1")
 
