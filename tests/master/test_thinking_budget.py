@@ -313,6 +313,8 @@ def test_requests_have_a_budget(tmp_path, path):
             of_grammar = await budget(thinking_token_budget=3, structured_outputs={"regex": "a"})
             assert of_grammar == (ThinkingBudget(3, WITHIN, over) if is_chat else None)
             assert await budget(thinking_token_budget=3, allowed_token_ids=[7, *over]) is not None
+            assert await budget(thinking_token_budget=50, allowed_token_ids=[7]) is None, "no end is forced"
+            assert await budget(thinking_token_budget=50, min_tokens=2, stop_token_ids=[over[0]]) is None
             assert (await post(without, thinking_token_budget=-1))[0] == 200
             assert (await post(without, thinking_token_budget=None))[0] == 200
             field = "thinking_token_budget"
