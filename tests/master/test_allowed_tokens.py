@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from orca_master.bodies.openai_requests import CompletionRequest
 from orca_master.bodies.validation import check_body, pack, unpack
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig
+from orca_master.engine.constrained import constrained
 from orca_master.engine.faults import WorkerLostError
 from orca_master.engine.iteration_message import build_iteration
 from orca_master.engine.request_limits import check_values
@@ -26,14 +28,15 @@ from orca_master.errors import RequestError
 from orca_master.scheduling.allowed_tokens import AllowedTokens
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.batch import Batch
-from orca_master.scheduling.constraint import GrammarKind
+from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
-from orca_master.text.token_matcher import MaskMaker, TokenLimits
+from orca_master.text.grammar_compiler import GrammarCompiler
+from orca_master.text.token_matcher import NONE_ALLOWED, MaskMaker, TokenLimits
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation, next_token
-from support.grammars import END, ll_tokenizer, matcher, tokens_of
-from support.scripted_engine import MODEL, Scripted, make_model
+from support.grammars import END, ll_tokenizer, matcher, tokens_of, write_model
+from support.scripted_engine import MODEL, Scripted, llm_of, make_model
 
 KILLED = WorkerLostError("worker a:1: killed", Reason.WORKER_OOM_KILLED, "a:1")
 QUESTION = {"role": "user", "content": "1 + 1?"}
@@ -147,7 +150,7 @@ def test_a_grammar_and_the_limit_hold_together():
         assert len(tokens) == 20
         assert set(tokens) <= set(tokens_of("bd"))
         assert ends["both"] == (FinishReason.STOP, None)
-        assert ends["none"] == (FinishReason.FAULT, "the grammar allows none of allowed_token_ids here")
+        assert ends["none"] == (FinishReason.FAULT, NONE_ALLOWED)
         made.assert_nothing_held()
 
     play(lambda: Engine(topology("a")), scene)
@@ -182,6 +185,56 @@ def test_ends_are_banned_before_min_tokens_by_the_mask():
         assert not admission.banned_token
 
     play(lambda: Engine(topology("a")), scene)
+
+
+def test_bad_words_do_not_end_an_answer_before_min_tokens():
+    """Of the allowed tokens, they leave only the end."""
+
+    async def scene(made: Engine) -> None:
+        await made.engine.start()
+        plain = made.submission("r", (7,), 20)
+        sampling = replace(
+            plain.sampling, allowed_token_ids=AllowedTokens.of([5, 6]), bad_words=BadWordTokens([(5,)]), min_tokens=3
+        )
+        made.engine.submit(replace(plain, sampling=sampling, stop_token_ids=frozenset({6})))
+        assert (await made.collect(1))["r"] == [5, 5, 5, 6]
+
+    play(lambda: Engine(topology("a")), scene)
+
+
+@pytest.mark.parametrize(
+    ("regex", "letters", "generated", "begins"),
+    [
+        ("[a-f]{9}", "xyf", None, True),
+        ("[a-f]{9}", "xy", None, False),
+        ("[a-f]{9}", "xy", (), False),
+        ("[a-f]{9}", "xy", tokens_of("a"), True),  # an answer that has begun ends with an error
+        ("[a-f]{9}", "", None, True),
+        ("", "\x00", None, False),
+    ],
+)
+def test_a_request_whose_answer_cannot_begin_is_refused(tmp_path, regex, letters, generated, begins):
+    grammars = GrammarCompiler(write_model(tmp_path, VOCABULARY), lambda _: None)
+
+    async def scene() -> None:
+        await grammars.prepare()
+        plain = Engine(topology("a")).submission("r", (1,), 9)
+        sampling = replace(plain.sampling, allowed_token_ids=AllowedTokens.of(tokens_of(letters)))
+        grammar = Grammar(GrammarKind.REGEX, regex)
+        submission = replace(plain, sampling=sampling, grammar=grammar, generated=generated)
+        try:
+            if begins:
+                made = await constrained(submission, grammars, VOCABULARY)
+                assert made.constraint is not None
+                assert not made.constraint.error
+            else:
+                with pytest.raises(RequestError, match=f"^{NONE_ALLOWED}$") as refused:
+                    await constrained(submission, grammars, VOCABULARY)
+                assert refused.value.field == "allowed_token_ids"
+        finally:
+            await grammars.close()
+
+    asyncio.run(scene())
 
 
 def test_sets_of_other_processes_are_checked():
@@ -242,6 +295,19 @@ def test_requests_have_token_ids(tmp_path, path):
                 assert answer["error"]["message"].startswith(message)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_programs_send_lists_and_arrays(tmp_path):
+    from orca import SamplingParams
+
+    scripted = Scripted(make_model(tmp_path, ""), "2")
+    with llm_of(scripted) as llm:
+        for tokens in ([5, 6], range(5, 7), (6, 5), numpy.array([5, 6])):
+            llm.generate("1", SamplingParams(allowed_token_ids=tokens))
+            assert scripted.engine.submissions[-1].sampling.allowed_token_ids == AllowedTokens.of([5, 6])
+        for wrong in ("5", {5: 6}, [], numpy.array([])):
+            with pytest.raises(RequestError, match=r"^allowed_token_ids: (Input should be|no token|List should have)"):
+                llm.generate("1", SamplingParams(allowed_token_ids=wrong))
 
 
 def test_a_large_body_keeps_its_tokens_in_few_bytes():

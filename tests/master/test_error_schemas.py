@@ -50,3 +50,9 @@ def test_bounds_of_counts_are_not_those_of_token_ids(app):
         assert jsonschema.Draft202012Validator(schema).is_valid(5000), field
     tokens = schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]
     assert tokens["maximum"] == 999, "the vocabulary has 1000 tokens"
+
+
+def test_the_names_of_schemas_are_those_of_clients_made_from_them(app):
+    names = app.openapi()["components"]["schemas"]
+    assert "StructuredOutputs" in names
+    assert [name for name in names if name.startswith("_")] == []

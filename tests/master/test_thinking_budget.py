@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.request import Request
 from orca_master.scheduling.speculation import draft
 from orca_master.scheduling.thinking import ThinkingBudget
+from orca_master.text import grammar_compiler
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, translate
@@ -33,7 +35,7 @@ from orca_master.text.token_matcher import TokenMatcher
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation, next_token
 from support.grammars import END as END_OF_TEXT
-from support.grammars import byte_tokenizer, ll_tokenizer
+from support.grammars import byte_tokenizer, ll_tokenizer, write_model
 from support.scripted_engine import END, MODEL, Scripted, llm_of, make_model
 
 KILLED = WorkerLostError("worker a:1: killed", Reason.WORKER_OOM_KILLED, "a:1")
@@ -88,6 +90,24 @@ def test_an_end_of_several_tokens_begins_again_if_a_grammar_delays_it():
         assert not tracker.is_over
         tracker.accept(token)
     assert (tracker.is_over, tracker.forced) == (True, None)
+
+
+def test_an_end_that_the_model_has_begun_goes_on():
+    """Else the reasoning would end with the part of the tag."""
+    end = tuple(PIECES.index(piece) for piece in ("<", "</", "<", "nk>", "</think>"))
+    for begun, rest in (
+        ((0,), end),
+        ((0, *end[:1]), end[1:]),
+        ((0, *end[:3]), end[3:]),
+        ((0, *end[:2], *end[:3]), end[3:]),
+        ((0, *end[:2], 0), end),
+    ):
+        tracker = ThinkingTracker(ThinkingBudget(len(begun), WITHIN, end), PIECES.__getitem__, begun)
+        forced = []
+        while (token := tracker.forced) is not None:
+            forced.append(token)
+            tracker.accept(token)
+        assert tuple(forced) == rest
 
 
 def text_of(token: int) -> str:
@@ -223,6 +243,29 @@ def test_the_master_makes_the_tracker_with_its_tokenizer(tmp_path):
     asyncio.run(scene())
 
 
+def test_the_tokens_of_a_resumed_answer_are_read_beside_the_event_loop(tmp_path, monkeypatch):
+    """Some hundred thousand tokens, those of all choices, take seconds, without a sign of life."""
+    threads = set()
+
+    class Noting(ThinkingTracker):
+        def accept(self, token: int) -> None:
+            threads.add(threading.get_ident())
+            super().accept(token)
+
+    monkeypatch.setattr(grammar_compiler, "ThinkingTracker", Noting)
+    grammars = GrammarCompiler(write_model(tmp_path, VOCABULARY), lambda _: None)
+
+    async def scene() -> None:
+        await grammars.prepare()
+        tracker = await grammars.tracker(ThinkingBudget(2, WITHIN, (5,)), (7, 8))
+        assert tracker.forced == 5
+        await grammars.close()
+
+    asyncio.run(scene())
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 TEMPLATE = "{{ messages | tojson }}{% if think is defined %}<think>{{ think }}{% endif %}"
 
 
@@ -270,6 +313,8 @@ def test_requests_have_a_budget(tmp_path, path):
             of_grammar = await budget(thinking_token_budget=3, structured_outputs={"regex": "a"})
             assert of_grammar == (ThinkingBudget(3, WITHIN, over) if is_chat else None)
             assert await budget(thinking_token_budget=3, allowed_token_ids=[7, *over]) is not None
+            assert await budget(thinking_token_budget=50, allowed_token_ids=[7]) is None, "no end is forced"
+            assert await budget(thinking_token_budget=50, min_tokens=2, stop_token_ids=[over[0]]) is None
             assert (await post(without, thinking_token_budget=-1))[0] == 200
             assert (await post(without, thinking_token_budget=None))[0] == 200
             field = "thinking_token_budget"

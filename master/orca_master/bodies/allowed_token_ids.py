@@ -16,7 +16,7 @@ MAX_ALLOWED_TOKENS = 1 << 18
 
 def _listed(tokens: Any) -> Any:
     """Return the value of another body as a list again; refuse an empty one."""
-    if tokens == []:
+    if isinstance(tokens, list) and not tokens:
         raise ValueError("no token would be left: leave the field out to allow every token")
     return tokens.tolist() if isinstance(tokens, array) else tokens
 

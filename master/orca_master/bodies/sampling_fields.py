@@ -12,7 +12,7 @@ from orca_master.bodies.body import Body, Name, Priority
 from orca_master.bodies.lengths import at_most, at_most_characters
 from orca_master.bodies.logit_bias import LogitBias
 from orca_master.bodies.prompts import TokenId
-from orca_master.bodies.structured_outputs import StructuredOutputs
+from orca_master.bodies.structured_outputs import KnownStructuredOutputs
 
 MAX_COUNT = 10**9
 """Maximum number of tokens: above every sequence length, and within the protocol's 32 bits."""
@@ -56,7 +56,7 @@ class SamplingFields(Body):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     skip_special_tokens: bool = True
     cache_salt: Name | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: KnownStructuredOutputs | None = None
 
     @field_validator("stop")
     @classmethod

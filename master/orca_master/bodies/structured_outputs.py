@@ -45,7 +45,7 @@ class ResponseFormat(TypedDict, total=False):
 
 
 @with_config(ConfigDict(extra="forbid"))
-class _Fields(TypedDict, total=False):
+class StructuredOutputs(TypedDict, total=False):
     """`structured_outputs`: exactly one of the fields."""
 
     json: dict[str, Any] | _Source | None
@@ -66,10 +66,11 @@ def _known(value: Any) -> Any:
     return without_absent_fields(value, STRUCTURED_OUTPUTS) if isinstance(value, dict) else value
 
 
-StructuredOutputs = Annotated[_Fields, BeforeValidator(_known)]
+KnownStructuredOutputs = Annotated[StructuredOutputs, BeforeValidator(_known)]
+"""Without the options that ask for nothing."""
 
 
-def grammar_of(response_format: ResponseFormat | None, structured_outputs: _Fields | None) -> Grammar | None:
+def grammar_of(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Grammar | None:
     """Return the grammar of a request, None if any text may be generated; raise ValueError with the field's name."""
     grammar = None if response_format is None else _of_response_format(response_format)
     if structured_outputs is None:
@@ -90,10 +91,10 @@ def _of_response_format(value: ResponseFormat) -> Grammar | None:
     return Grammar(GrammarKind.JSON, _as_json(schema, "response_format"), "response_format")
 
 
-def _of_structured_outputs(value: _Fields) -> Grammar:
+def _of_structured_outputs(value: StructuredOutputs) -> Grammar:
     given = {name: entry for name, entry in value.items() if entry is not None and entry is not False}
     if len(given) != 1:
-        raise ValueError(f"structured_outputs: exactly one of {', '.join(_Fields.__annotations__)} is needed")
+        raise ValueError(f"structured_outputs: exactly one of {', '.join(StructuredOutputs.__annotations__)} is needed")
     ((name, content),) = given.items()
     if name == "json_object":
         return Grammar(GrammarKind.JSON, _ANY_OBJECT)

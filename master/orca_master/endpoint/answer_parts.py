@@ -145,10 +145,11 @@ class AnswerFormat:
             raise RequestError(f"structured_outputs: {message}", "structured_outputs")
         return replace(grammar, reasoning=reasoning)
 
-    def check_thinking(self, body: GenerationRequest, stops: frozenset[int]) -> None:
-        """Raise RequestError for a limit of reasoning tokens that cannot be kept; `stops`: tokens that end the answer.
+    def check_thinking(self, body: GenerationRequest, stops: frozenset[int], max_tokens: int) -> None:
+        """Raise RequestError for a limit of reasoning tokens that cannot be kept.
 
-        A worker bans those before `min_tokens`, and could be left without a token.
+        `stops`: tokens that end the answer. A worker bans those before `min_tokens`, and could be left without a token.
+        `max_tokens`: of the whole answer; no end is forced if the limit is not below it.
         """
         if (body.thinking_token_budget or 0) < 0 or body.thinking_token_budget is None:
             return
@@ -161,6 +162,8 @@ class AnswerFormat:
         end = self.codec.encode(END, add_special_tokens=False) if self.codec.has_tokenizer else []
         if END not in self.codec.decode(end):
             raise RequestError(f"{BUDGET}: this model has no tokens for {END}", BUDGET)
+        if body.thinking_token_budget >= max_tokens:
+            return
         if body.min_tokens and (ending := stops.intersection(end)):
             message = f"token {min(ending)} of {END} ends the answer, which min_tokens forbids: send no min_tokens"
             raise RequestError(f"{BUDGET}: {message}", BUDGET)

@@ -133,7 +133,7 @@ class Generator:
             check_token_ids("prompt", prompt, vocabulary)
         stops = stops_of(body, self._codec)
         check_tokens(body, vocabulary, stops)
-        self._answers.check_thinking(body, stops)
+        self._answers.check_thinking(body, stops, max(1, max_tokens))
         if not all(prompts):
             raise RequestError("the prompt is empty: at least one token is needed", "prompt")
         check_min_tokens(body, max_tokens, "max_tokens")

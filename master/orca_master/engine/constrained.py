@@ -17,7 +17,9 @@ async def constrained(submission: Submission, grammars: GrammarCompiler, vocabul
     if (budget := submission.thinking_budget) is not None:
         if max(budget.end, default=vocabulary_size) >= vocabulary_size:
             raise RequestError(f"{BUDGET}: the model has no token {max(budget.end, default=0)}", BUDGET)
-        thinking = grammars.tracker(budget, submission.generated or ())
+        thinking = await grammars.tracker(budget, submission.generated)
     if submission.grammar is not None:
         constraint = await grammars.compile(submission.grammar, vocabulary_size, submission.generated)
+        if not submission.generated:
+            await grammars.check_begins(constraint, submission.sampling.allowed_token_ids, vocabulary_size)
     return replace(submission, constraint=constraint, thinking=thinking)

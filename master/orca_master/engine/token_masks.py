@@ -92,9 +92,11 @@ class TokenMasks:
 
 def _limits(request: Request, matcher: TokenMatcher | None) -> TokenLimits:
     """Return what limits the next token of a request beside its grammar."""
-    banned = [request.sampling.bad_words.forbidden(request.generated)]
+    banned = []
     # Workers ban the ends of other requests. Those of the matcher count also with `ignore_eos`.
     if request.masks_ends and len(request.generated) < request.sampling.min_tokens:
         banned.append(request.stop_token_ids.union(() if matcher is None else matcher.ends))
+    # Behind the ends: bad words yield if they leave no other token, and `min_tokens` holds all the same.
+    banned.append(request.sampling.bad_words.forbidden(request.generated))
     forced = None if request.thinking is None else request.thinking.forced
     return TokenLimits(banned, request.sampling.allowed_token_ids, forced)

@@ -22,6 +22,7 @@ from llguidance import LLTokenizer
 
 from orca_master.bodies.fair_turns import FairTurns, WorkInTurn
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError
+from orca_master.scheduling.allowed_tokens import AllowedTokens
 from orca_master.scheduling.constraint import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from orca_master.scheduling.thinking import ThinkingBudget
 from orca_master.text.compiled_grammar import CompiledGrammar, OwnStates
@@ -30,7 +31,7 @@ from orca_master.text.json_spaces import JsonSpaces
 from orca_master.text.process_frames import LENGTH_BYTES, encode_frame
 from orca_master.text.reasoning import BEGIN, END
 from orca_master.text.thinking_tracker import ThinkingTracker
-from orca_master.text.token_matcher import TokenMatcher
+from orca_master.text.token_matcher import NONE_ALLOWED, TokenMatcher
 from orca_master.threads import start_process, started_threads
 
 MAX_CACHED = 64
@@ -107,7 +108,15 @@ class GrammarCompiler:
             return TokenMatcher(present, self._ends)
         return await asyncio.get_running_loop().run_in_executor(self._thread, TokenMatcher, present, self._ends, tokens)
 
-    def tracker(self, budget: ThinkingBudget, tokens: Sequence[int]) -> ThinkingTracker:
+    async def check_begins(self, matcher: TokenMatcher, allowed: AllowedTokens, vocabulary_size: int) -> None:
+        """Raise RequestError if no answer of a new matcher begins with one of `allowed`."""
+        if not allowed:
+            return
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._thread, matcher.can_go_on, allowed, vocabulary_size):
+            raise RequestError(NONE_ALLOWED, "allowed_token_ids")
+
+    async def tracker(self, budget: ThinkingBudget, tokens: Sequence[int] | None) -> ThinkingTracker:
         """Return a tracker of an answer's reasoning, to which `tokens` are appended; raise RequestError."""
         if (tokenizer := self._tokenizer) is None:
             raise RequestError(f"thinking_token_budget: {self._unusable}", "thinking_token_budget")
@@ -117,7 +126,10 @@ class GrammarCompiler:
             # Other special tokens are no part of the text in which the reasoning is found.
             return "" if tokenizer.is_special_token(token) and text not in (BEGIN, END) else text
 
-        return ThinkingTracker(budget, text_of, tokens)
+        if not tokens:
+            return ThinkingTracker(budget, text_of)
+        # Some microseconds for each token: the loop serves others meanwhile.
+        return await asyncio.get_running_loop().run_in_executor(self._thread, ThinkingTracker, budget, text_of, tokens)
 
     async def close(self) -> None:
         """End the process."""

@@ -26,15 +26,17 @@ class ThinkingTracker:
         """Tokens up to the end of the reasoning."""
         self._num_tokens = 0
         """Since the reasoning has begun, or may have begun without a tag."""
-        self._num_forced = 0
-        """Tokens of the end that were generated because they were forced."""
+        self._last: tuple[int, ...] = ()
+        """Tokens, no more than the end has."""
+        self._num_ended = 0
+        """How many of `_last` begin the end, forced or not: the rest of it follows."""
         for token in tokens:
             self.accept(token)
 
     @property
     def is_over(self) -> bool:
         """True if no later token is reasoning."""
-        return self._parser.is_over or self._num_forced == len(self._budget.end)
+        return self._parser.is_over or self._num_ended == len(self._budget.end)
 
     @property
     def num_free(self) -> int | None:
@@ -47,14 +49,18 @@ class ThinkingTracker:
         awaits_tag = self._budget.form == BY_TAG and not self._parser.is_found
         if self.is_over or awaits_tag or self._num_tokens < self._budget.most:
             return None
-        return self._budget.end[self._num_forced]
+        return self._budget.end[self._num_ended]
 
     def accept(self, token: int) -> None:
         """See Thinking. A grammar can delay the forced tokens: the end begins again then."""
         if self.is_over:
             return
         self._num_seen += 1
-        was_forced, had_tag = token == self.forced, self._parser.has_tag
+        had_tag, end = self._parser.has_tag, self._budget.end
         self._parser.feed(self._text_of(token))
         self._num_tokens = 0 if self._parser.has_tag and not had_tag else self._num_tokens + 1
-        self._num_forced = self._num_forced + 1 if was_forced else 0
+        self._last = (*self._last, token)[-len(end) :]
+        self._num_ended = next(size for size in range(len(self._last), -1, -1) if self._ends_with(end[:size]))
+
+    def _ends_with(self, tokens: tuple[int, ...]) -> bool:
+        return self._last[len(self._last) - len(tokens) :] == tokens

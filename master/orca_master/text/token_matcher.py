@@ -38,6 +38,9 @@ TOKENS_PER_RENEWAL = 64
 SECONDS_PER_TOKEN = 0.005
 """Processor time that each token adds to the rest of the budget, some ten times what usual grammars need."""
 
+NONE_ALLOWED = "allowed_token_ids: the grammar allows none of these tokens here: add those that can come next"
+"""Error of an answer that no token can continue."""
+
 
 class TokenMatcher:
     """The `Constraint` of a request. `error` is set when a limit is exceeded, or a token is refused.
@@ -74,6 +77,21 @@ class TokenMatcher:
         if not self.error and not self.matcher.consume_token(known) and not self.renew():
             self.note_error()
         self.spend(thread_time() - begun - SECONDS_PER_TOKEN)
+
+    def can_go_on(self, allowed: AllowedTokens, vocabulary_size: int) -> bool:
+        """Return True if the next token can be one of `allowed`, or if the next mask will set an error."""
+        mask = bytearray(_row_bytes(vocabulary_size))
+        self.compute(ctypes.addressof(ctypes.c_char.from_buffer(mask)), len(mask))
+        if self.matcher.is_error():
+            return True
+        _allow_all_ends(mask, 0, self.ends)
+        return allowed.within(self.bounded(mask)) != bytes(len(mask))
+
+    def compute(self, address: int, row_bytes: int) -> None:
+        """Write the mask to an address, and take its processor time from the budget."""
+        begun = thread_time()
+        self.matcher.unsafe_compute_mask_ptr(address, row_bytes)
+        self.spend(thread_time() - begun)
 
     def bounded(self, mask: bytearray) -> bytearray:
         """Return the answer's mask, without further whitespace if it has enough between two parts of JSON."""
@@ -127,7 +145,7 @@ class MaskMaker:
     """Computes masks without the interpreter lock. Call from one thread at a time."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self.row_bytes = -(-vocabulary_size // WORD_BITS) * (WORD_BITS // 8)
+        self.row_bytes = _row_bytes(vocabulary_size)
         self._every_token = ((1 << vocabulary_size) - 1).to_bytes(self.row_bytes, "little")
         self._executor = _executor()
         self._one_by_one = False
@@ -150,8 +168,8 @@ class MaskMaker:
         """Return the mask of a matcher without an error within the limits of its entry."""
         if entry is not None:
             mask = limits.allowed.within(entry.bounded(mask))
-            if not any(mask):
-                entry.error = "the grammar allows none of allowed_token_ids here"
+            if limits.allowed and mask == bytes(self.row_bytes):
+                entry.error = NONE_ALLOWED
                 return self._every_token
         elif limits.allowed:  # without the intersection of large numbers
             mask = bytearray(limits.allowed[: self.row_bytes].ljust(self.row_bytes, b"\0"))
@@ -179,11 +197,13 @@ class MaskMaker:
             entry.note_error(is_stuck=masks[start : start + width] == bytes(width))
 
     def _compute_one_by_one(self, live: Iterable[tuple[int, TokenMatcher]], address: int) -> None:
-        """Compute each mask on this thread, and take its processor time from the budget of its answer."""
+        """Compute each mask on this thread, to measure it."""
         for place, entry in live:
-            begun = thread_time()
-            entry.matcher.unsafe_compute_mask_ptr(address + place * self.row_bytes, self.row_bytes)
-            entry.spend(thread_time() - begun)
+            entry.compute(address + place * self.row_bytes, self.row_bytes)
+
+
+def _row_bytes(vocabulary_size: int) -> int:
+    return -(-vocabulary_size // WORD_BITS) * (WORD_BITS // 8)
 
 
 def _executor() -> LLExecutor | None:
@@ -209,4 +229,4 @@ def _without(mask: bytearray, tokens: frozenset[int]) -> bytearray:
     for token in tokens:
         if 0 <= token < 8 * len(rest):
             rest[token // 8] &= ~(1 << token % 8)
-    return rest if any(rest) else mask
+    return mask if rest == bytes(len(rest)) else rest
