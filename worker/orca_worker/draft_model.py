@@ -111,6 +111,10 @@ class DraftModel:
         output = self.layers.run(replace(batch, tokens=known, adapters=None), None)  # adapters are the model's
         if not len(batch.rows):
             return []
+        if is_first and sampler.takes_likeliest(iteration, batch):
+            likeliest = self._loaded.model.likeliest(output)  # None with more ranks than one
+            if likeliest is not None and (likeliest < self._vocabulary).all():
+                return likeliest.tolist()
         logits = self._loaded.model.logits(output)
         if is_first:
             tokens = sampler.sample(self._fit(logits), iteration, batch).tokens
