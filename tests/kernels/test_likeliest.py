@@ -18,6 +18,8 @@ from support.cpu_targets import EMULATED, arrangements, cpu_target_params
 from support.integer_products import AVX_VNNI, PAIRS, on_avx2, opened, with_own_instructions
 
 FLAGS = processor_flags()
+MOST = max(MOST_ROWS.values())
+"""Rows that fill several blocks."""
 LIBRARIES = [
     *(pytest.param(target, "", id=target.name) for target in arrangements(FLAGS) if EMULATED in target.name),
     pytest.param(None, PAIRS, id=PAIRS),
@@ -52,7 +54,7 @@ def prepared(kernels: CpuKernels, weight: torch.Tensor) -> tuple[LinearMap, Copi
     linear = kernels.linear(weight.clone(), None)
     likeliest = kernels.likeliest(weight, linear)
     assert isinstance(likeliest, CopiedLikeliest)
-    likeliest.part = 1
+    likeliest.part, likeliest.most_rows = 1, MOST
     return linear, likeliest
 
 
@@ -71,7 +73,7 @@ def test_the_same_outputs_as_of_all(kernels, dtype, inputs, outputs):
     outlying = weight * torch.where(torch.rand(1, inputs, generator=generator) < 0.05, 100.0, 1.0)
     for case in (weight, near, equal, outlying, -weight.abs()):
         linear, likeliest = prepared(kernels, case.to(dtype))
-        for num_rows in (1, 2, 7, MOST_ROWS[dtype]):
+        for num_rows in (1, 2, 7, MOST):
             x = torch.randn(num_rows, inputs, generator=generator)
             x[::2] = x[::2].abs() + 3  # outputs with much in common
             x[::3, 0] *= 300
@@ -141,9 +143,19 @@ class TestOnThisProcessor:
         assert [likeliest(easy) for _ in range(PAUSE)] == [None] * PAUSE
         assert likeliest(easy).tolist() == largest(linear, easy).tolist()
 
+    def test_rows_that_need_different_panels_need_few_together(self, kernels, dtype):
+        """Each row leaves a group of equal outputs, a tenth of all: of a block of rows too many."""
+        groups = torch.eye(10, 64).repeat_interleave(640, dim=0)
+        linear = kernels.linear(groups.to(dtype), None)
+        likeliest = kernels.likeliest(groups.to(dtype), linear)
+        alone, same, different = (torch.eye(10, 64)[rows].to(dtype) for rows in ([0], [7] * 5, range(5)))
+        assert likeliest(alone).tolist() == [0]
+        assert likeliest(same).tolist() == [7 * 640] * 5
+        assert likeliest(different) is None
+
     def test_more_rows_than_pay_are_left_to_the_product(self, kernels, dtype):
         _, likeliest = prepared(kernels, torch.randn(100, 64).to(dtype))
-        rows = MOST_ROWS[dtype]
+        likeliest.most_rows = rows = MOST_ROWS[dtype]
         assert likeliest(torch.randn(rows, 64).to(dtype)) is not None
         assert likeliest(torch.randn(rows + 1, 64).to(dtype)) is None
 

@@ -232,6 +232,24 @@ def test_no_draft_goes_beyond_the_draft_models_positions(stages):
     assert all(most <= 2 for each in lengths for most in each)
 
 
+def test_a_greedy_draft_has_only_tokens_of_the_model(checkpoint, tmp_path):
+    """The draft model's largest logit is that of a token which the model lacks."""
+    from support.checkpoints import llama_like, randomise
+
+    draft = randomise(llama_like("llama", 2, 64, tied=False, vocab_size=VOCABULARY + 40), 3)
+    head = draft.lm_head.weight
+    head.data[VOCABULARY:] = torch.cat([head.data[:20], -head.data[:20]]) * 50  # one of two is above 0
+    draft.save_pretrained(tmp_path)
+    stage = load(str(checkpoint(TARGET)), str(tmp_path))
+    if (search := stage._draft_model._loaded.model.head.likeliest) is not None:
+        search.part = 1
+    (prompt,) = make_prompts((3,))
+    begin = {"admission": [admission(0, pb.Sampling(), 3)], "num_new_blocks": [BLOCKS], "new_block": range(BLOCKS)}
+    (drafted,) = run(stage, entries([(0, 0, prompt, True, 6)], **begin)).drafted
+    assert len(drafted.token) == 6
+    assert max(drafted.token) < VOCABULARY
+
+
 def test_while_nobody_wants_drafts_the_host_waits_only_for_iterations_of_long_ago(stages, monkeypatch):
     """On a GPU the tokens of the latest ones are not there yet."""
     stage = stages[f"with {DRAFT}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from orca_worker.loaded_partition import load_partition
 from orca_worker.model_check import check_model
 from orca_worker.model_config import read_model_config
 from orca_worker.model_identity import SOURCE_FILE, source_digest
+from orca_worker.models.llama import LlamaPartition
 from support.checkpoints import VARIANTS, make_model
 from support.paged_flashinfer import FakeEvent, FakeFlashInfer
 from support.paged_varlen import fake_flash_attention
@@ -63,6 +65,21 @@ def test_the_facts_name_a_model_without_a_head(checkpoint, tmp_path):
     make_model("llama-gqa-tied").base_model.save_pretrained(tmp_path)
     for path, embeds_only in ((tmp_path, True), (checkpoint("llama-gqa-tied"), False)):
         assert load_partition(request(path), 0, lambda _: None).facts().embeds_only == embeds_only
+
+
+def test_the_search_for_greedy_tokens_takes_memory_only_where_it_is_used(checkpoint, tmp_path):
+    """Gemma 2's cap makes some different logits equal, and a model that embeds samples no tokens."""
+
+    def search(path: Path) -> object:
+        model = load_partition(request(path), 0, lambda _: None).model
+        assert isinstance(model, LlamaPartition)
+        return model.head.likeliest
+
+    make_model("llama-gqa-tied").base_model.save_pretrained(tmp_path)
+    if search(checkpoint("llama-gqa-tied")) is None:
+        pytest.skip("oneDNN computes the products of this processor")
+    assert search(checkpoint("gemma2-gqa-tied")) is None
+    assert search(tmp_path) is None
 
 
 def test_the_facts_name_what_was_fetched(checkpoint, tmp_path):

@@ -111,13 +111,11 @@ class DraftModel:
         output = self.layers.run(replace(batch, tokens=known, adapters=None), None)  # adapters are the model's
         if not len(batch.rows):
             return []
-        model = self._loaded.model
-        same_tokens = self._vocabulary == self._loaded.config.vocabulary_size
-        if is_first and same_tokens and sampler.takes_likeliest(iteration, batch):
-            likeliest = model.likeliest(output)
-            if likeliest is not None:
-                return likeliest.tolist()  # there are no other ranks
-        logits = model.logits(output)
+        if is_first and sampler.takes_likeliest(iteration, batch):
+            likeliest = self._loaded.model.likeliest(output)  # None with more ranks than one
+            if likeliest is not None and (likeliest < self._vocabulary).all():
+                return likeliest.tolist()
+        logits = self._loaded.model.logits(output)
         if is_first:
             tokens = sampler.sample(self._fit(logits), iteration, batch).tokens
         else:

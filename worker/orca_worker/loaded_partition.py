@@ -131,7 +131,7 @@ def load_partition(
         kv_cache_dtype(request),
         read_adapters(request.adapter, config, checkpoint.names),
         bool(request.runtime_adapters),
-        not config.embeds_only,
+        config.finds_likeliest,
     )
     with _demanded(backend):
         model = build(config, checkpoint, spec)

@@ -57,7 +57,7 @@ MAKE_COPY: list[Any] = [POINTER] * 5 + [INTEGER] * 2
 LIKELIEST: list[Any] = [POINTER] * 9 + [INTEGER] * 4
 MOST_INPUTS = ((1 << 31) - 1) // (127 * 128)
 """Inputs whose sums of w8a8 fit into 32 bits, and so those of w4a8."""
-MOST_ROWS = {torch.float32: 32, torch.bfloat16: 8}
+MOST_ROWS = {torch.float32: 32, torch.bfloat16: 5}
 """Rows for which the copy of cpu/likeliest.h saves time: with more, its products take as long as all outputs."""
 MOST_DIMENSIONS = 512
 """Dimensions of a head whose sums of products fit into 32 bits (cpu/integer_attention.h)."""

@@ -146,8 +146,13 @@ class Bounds {
     return std::all_of(split_.begin(), split_.end(), [](const SplitRow &row) { return row.of_error < kMostNorm; });
   }
 
-  // Whether a panel may have the largest output of a row.
-  bool may_have(int64_t row, int64_t panel) const { return highest_[panel * rows_ + row] >= threshold(row); }
+  // Whether a panel may have the largest output of one of the rows from `begin` to `end`.
+  bool may_have(int64_t begin, int64_t end, int64_t panel) const {
+    for (int64_t row = begin; row < end; ++row) {
+      if (highest_[panel * rows_ + row] >= threshold(row)) return true;
+    }
+    return false;
+  }
 
  private:
   // At least one output is as large. Outputs of bfloat16 are equal to larger ones if they are within a rounding.
@@ -206,46 +211,48 @@ class Bounds {
 };
 
 // Writes the place of each row's largest output to `places` [rows], and returns true. Returns false and writes nothing if
-// a row has an infinity, NaN or larger numbers than kMostNorm allows, or if the panels that may have the largest outputs
-// have more than `most` outputs in all, counted for each row. The computed outputs are left in call.y [rows, outputs].
+// a row has an infinity, NaN or larger numbers than kMostNorm allows, or if more than `most` outputs of a row would be
+// computed, on average over the blocks of rows. A panel is computed for all rows of a block, which takes no longer than
+// for one of them. The computed outputs are left in call.y [rows, outputs].
 template <typename Products, typename Blocks, typename Call>
 bool likeliest(const Call &call, const Copy &copy, int64_t *places, int64_t most) {
   using T = typename Call::Element;
   Bounds<T, Products> bounds(call, copy);
-  const int64_t row_words = Blocks::row_words(call);
+  const Blocks all{call, 0, call.rows};
   static thread_local Lines<uint32_t> memory;
-  memory.resize(std::max<size_t>(memory.size(), call.rows * row_words));
+  memory.resize(std::max<size_t>(memory.size(), call.rows * Blocks::row_words(call)));
   uint32_t *words = memory.data();
-  std::vector<std::pair<int64_t, int64_t>> chosen;  // panel and row
-  most /= kPanel;
+  std::vector<std::pair<int64_t, int64_t>> chosen;  // panel and block
+  most = most / kPanel * all.count;
 #pragma omp parallel
   {
     bounds.split();
     bounds.compute();
 #pragma omp single
     for (int64_t panel = 0; bounds.exist() && panel < bounds.panels(); ++panel) {
-      for (int64_t row = 0; row < call.rows; ++row) {
-        if (bounds.may_have(row, panel)) chosen.emplace_back(panel, row);
+      for (int64_t block = 0; block < all.count; ++block) {
+        if (bounds.may_have(all.begin(block), all.begin(block + 1), panel)) chosen.emplace_back(panel, block);
       }
     }
     const int64_t count = static_cast<int64_t>(chosen.size());
     if (count <= most) {
+      Blocks blocks{call, 0, call.rows};
 #pragma omp for
-      for (int64_t row = 0; row < call.rows; ++row) Blocks{call, row, 1}.pack(words + row * row_words, 0);
+      for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(words, block);
 #pragma omp for schedule(dynamic)
-      for (int64_t i = 0; i < count; ++i) {
-        const auto [panel, row] = chosen[i];
-        Blocks{call, row, 1}.compute(words + row * row_words, 0, panel);
-      }
+      for (int64_t i = 0; i < count; ++i) blocks.compute(words, chosen[i].second, chosen[i].first);
     }
   }
   if (chosen.empty() || static_cast<int64_t>(chosen.size()) > most) return false;
   std::fill_n(places, call.rows, -1);
-  for (const auto &[panel, row] : chosen) {  // panels in ascending order
-    const T *outputs = call.y + row * call.outputs;
-    for (int64_t output = panel * kPanel; output < std::min((panel + 1) * kPanel, call.outputs); ++output) {
+  for (const auto &[panel, block] : chosen) {  // panels in ascending order
+    const int64_t end = std::min((panel + 1) * kPanel, call.outputs);
+    for (int64_t row = all.begin(block); row < all.begin(block + 1); ++row) {
+      const T *outputs = call.y + row * call.outputs;
       int64_t &place = places[row];
-      if (place < 0 || scalar(outputs[output]) > scalar(outputs[place])) place = output;
+      for (int64_t output = panel * kPanel; output < end; ++output) {
+        if (place < 0 || scalar(outputs[output]) > scalar(outputs[place])) place = output;
+      }
     }
   }
   return true;

@@ -12,8 +12,8 @@ LARGEST_NORM = 1e18
 """kMostNorm of cpu/likeliest.h."""
 WORD_INPUTS = 4
 """kWordInputs of cpu/integer_linear.h."""
-PART = 8
-"""At most one of so many outputs is computed for a row, on average. With more, the copy saves little, if anything."""
+PART = 6
+"""At most one of so many outputs is computed for a block of rows, on average. More take longer than the copy saves."""
 PAUSE = 64
 """Calls that are not tried after one that was not decided: each wastes the reading of the copy."""
 
@@ -28,14 +28,14 @@ class CopiedLikeliest:
         self._linear = linear
         self._find = find
         self._copy = copy
-        self._most_rows = most_rows
+        self.most_rows = most_rows
         self.part = part
         self.pause = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
         """See Likeliest."""
         rows, (outputs, inputs) = len(x), self._linear.shape
-        if rows > self._most_rows:
+        if rows > self.most_rows:
             return None
         if self.pause:
             self.pause -= 1
@@ -44,7 +44,7 @@ class CopiedLikeliest:
         places, decided = torch.empty(rows, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
         y = torch.empty((rows, outputs), dtype=x.dtype)
         tensors = (x, *self._linear.panels, *self._copy, y, places, decided)
-        most = max(PANEL, padded(outputs) // self.part) * rows
+        most = max(PANEL, padded(outputs) // self.part)
         self._find(*map(pointer, tensors), rows, inputs, outputs, most)
         if decided.item():
             return places

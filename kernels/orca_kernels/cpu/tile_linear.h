@@ -118,7 +118,9 @@ struct TileBlocks {
 
   static int64_t row_words(const Call &call) { return row_steps(call.inputs) + Call::kFactorWords; }
 
-  int64_t height(int64_t block) const { return std::min(kMostRows, rows - block * kMostRows); }
+  int64_t begin(int64_t block) const { return std::min(rows, block * kMostRows); }
+
+  int64_t height(int64_t block) const { return begin(block + 1) - begin(block); }
 
   void pack(uint32_t *words, int64_t block) const {
     const int64_t width = height(block), first = block * kMostRows;

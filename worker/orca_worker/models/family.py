@@ -103,6 +103,11 @@ class ModelConfig(ABC):
                     yield f"{scope}.{tensor.name}", tensor.shape, tensor.dtypes
 
     @property
+    def finds_likeliest(self) -> bool:
+        """True if the largest output of the head is a greedy token."""
+        return not self.embeds_only
+
+    @property
     def longest(self) -> int:
         """Upper bound of `max_model_len`."""
         return self.rope.longest(self.max_positions) if self.rope else self.max_positions
@@ -164,8 +169,8 @@ class PartitionSpec:
     """Of the model's linear maps."""
     adapters_change: bool = False
     """True if others are loaded and removed while the model runs."""
-    generates: bool = True
-    """False if no token is ever sampled, as of a model for embeddings."""
+    finds_likeliest: bool = False
+    """See ModelConfig; True makes the head's search, which takes memory."""
 
     @property
     def first(self) -> bool:

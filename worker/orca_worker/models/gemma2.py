@@ -84,6 +84,11 @@ class Gemma2Config(LlamaConfig):
     score_cap: float | None
     logit_cap: float | None
 
+    @property
+    def finds_likeliest(self) -> bool:
+        """See ModelConfig: the cap makes some different logits equal."""
+        return not self.embeds_only and self.logit_cap is None
+
     def layer_tensors(self) -> Iterator[Named]:
         """See LlamaConfig."""
         yield from LlamaConfig.layer_tensors(self)
@@ -137,7 +142,3 @@ class Gemma2Partition(LlamaPartition):
         """See ModelPartition."""
         logits = super().logits(hidden)
         return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap
-
-    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """See ModelPartition: the cap makes some different logits equal."""
-        return super().likeliest(hidden) if self.logit_cap is None else None

@@ -238,7 +238,8 @@ class Parts:
         linear = self._linear(weight, None)
         spec, likeliest = self.spec, None
         # A rank with some of the columns does not know the largest logits; integers have no smaller copy.
-        if spec.generates and self.group.size == 1 and isinstance(weight, torch.Tensor) and spec.quantization == "none":
+        finds = spec.finds_likeliest and self.group.size == 1
+        if finds and isinstance(weight, torch.Tensor) and spec.quantization == "none":
             likeliest = spec.kernels.likeliest(weight, linear)
         return Head(linear, vocabulary, self.group, likeliest)
 
