@@ -41,8 +41,12 @@ EXTRAS = {"operator": "operator", "fetch": "hub", "batch": "bench", "bench": "be
 def main(argv: list[str] | None = None) -> int:
     """Run `orca argv…` and return its exit code."""
     try:
-        code = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, because Python reports an error at its end with a traceback
+        try:
+            code = _run(sys.argv[1:] if argv is None else argv)
+        except SystemExit:  # of argparse, after the help of a command
+            _flush()
+            raise
+        _flush()
     except KeyboardInterrupt:  # of a command that does not handle the signal, or during its imports
         return INTERRUPTED
     except BrokenPipeError:  # as of `orca --help | head -1`
@@ -55,6 +59,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"orca: error: {error.strerror}: free disk space", file=sys.stderr)
         return 2
     return code
+
+
+def _flush() -> None:
+    """Write what is left of standard output, because Python reports an error at its end with a traceback."""
+    if sys.stdout is not None:  # as it is after `orca … >&-`
+        sys.stdout.flush()
 
 
 def _drop_output() -> None:

@@ -24,7 +24,7 @@ class LoopThread:
         self._reason = reason
         self._process = os.getpid()
         self._refuses = False
-        self._submitting = threading.Lock()
+        self._submitting = threading.RLock()  # a signal's handler may close what it has interrupted
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -36,6 +36,7 @@ class LoopThread:
                 running = self.submit(work)
         except RuntimeError:
             work.close()
+            self.check()  # if a signal's handler has closed the loop meanwhile
             raise
         try:
             return running.result()

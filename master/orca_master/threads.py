@@ -46,16 +46,21 @@ def start_thread(thread: threading.Thread) -> None:
         raise _unavailable(error) from error
 
 
-async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Process:
+async def start_process(
+    *command: str, stdin: int | None = None, stdout: int | None = None, stderr: int | None = None, **options: Any
+) -> asyncio.subprocess.Process:
     """Start a child process as asyncio.create_subprocess_exec does; raise OSError at every limit.
 
+    Each standard stream is the caller's own unless it is given: a pipe that nobody reads would hold the process.
     Before Python 3.12 asyncio starts the process, and then a thread that waits for its end. If that thread cannot be
     started, the process is killed: nobody would know it.
     """
     loop = asyncio.get_running_loop()
     protocol = _ChildProtocol(STREAM_BYTES, loop)
     try:
-        transport, _ = await loop.subprocess_exec(lambda: protocol, *command, **options)
+        transport, _ = await loop.subprocess_exec(
+            lambda: protocol, *command, stdin=stdin, stdout=stdout, stderr=stderr, **options
+        )
     except RuntimeError as error:
         protocol.is_abandoned = True
         raise OSError(errno.EAGAIN, str(error)) from error

@@ -149,15 +149,20 @@ def test_a_folder_for_temporary_files_whose_path_is_too_long(tmp_path, monkeypat
     assert "orca serve: error: TMPDIR: " in refusal("serve", str(MODEL))
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("bench", "--help"), ("--version",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("bench", "--help"), ("--version",), ("simulate", "--help")], ids=" ".join
+)
 def test_output_that_nobody_can_have_ends_without_a_traceback(arguments):
     """A pipe whose reader has ended, and a full disk."""
     command = [sys.executable, "-m", "orca_master.cli", *arguments]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as pipe, open("/dev/full", "wb") as full:
         outcomes = [
-            subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+            subprocess.run(
+                command, stdout=output, stderr=subprocess.PIPE, text=True, env=buffered, timeout=120, check=False
+            )
             for output in (pipe, full)
         ]
     assert [(done.returncode, done.stderr) for done in outcomes] == [
@@ -172,3 +177,11 @@ def test_a_text_for_clients_is_utf_8(option):
     assert refusal("serve", str(MODEL), option, os.fsdecode(b"/a\xff")) == (
         f"orca serve: error: argument {option}: '/a\\udcff' is not valid UTF-8"
     )
+
+
+@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("", 2)])
+def test_a_closed_standard_output_is_none(arguments, code):
+    """As of `orca … >&-`, where Python has no sys.stdout."""
+    command = f"{sys.executable} -m orca_master.cli {arguments} >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")

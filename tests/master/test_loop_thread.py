@@ -7,6 +7,9 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from orca_master.loop_thread import LoopThread
@@ -14,6 +17,19 @@ from orca_master.loop_thread import LoopThread
 
 async def answer() -> str:
     return "an answer"
+
+
+class Watched:
+    """A lock for which nobody waits for ever."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        assert self._lock.acquire(timeout=30), "a thread waits for itself"
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def test_nobody_waits_for_a_loop_that_has_ended():
@@ -83,3 +99,25 @@ def test_the_error_of_the_work_is_raised():
         loop.run(fail())
     loop.refuse()
     loop.close()
+
+
+def test_a_signal_handler_closes_it_while_work_is_submitted(monkeypatch):
+    """A handler runs on the thread that it interrupts, and may find its lock taken."""
+    loop, submit = LoopThread("test", "it is closed"), LoopThread.submit
+    monkeypatch.setattr(loop, "_submitting", Watched(loop._submitting))
+
+    def close(*_: object) -> None:
+        loop.refuse()
+        loop.close()
+
+    def interrupted(self: LoopThread, work: Coroutine[Any, Any, str]) -> Future[str]:
+        signal.raise_signal(signal.SIGUSR1)
+        return submit(self, work)
+
+    monkeypatch.setattr(LoopThread, "submit", interrupted)
+    handler = signal.signal(signal.SIGUSR1, close)
+    try:
+        with pytest.raises(RuntimeError, match=r"^it is closed$"):
+            loop.run(answer())
+    finally:
+        signal.signal(signal.SIGUSR1, handler)

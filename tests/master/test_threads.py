@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from orca_master.journal.folder_lock import when_free
 from orca_master.text.encoder import NUM_THREADS, SHORT, Encoder
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.tokenizer import TextCodec
+from orca_master.threads import start_process
 from support.no_threads import no_threads
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -141,3 +143,18 @@ def test_an_api_process_is_started_again_and_no_other_is_left(monkeypatch, tmp_p
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), BOUND))
+
+
+def test_a_process_writes_its_log_where_its_parent_does(capfd):
+    """An API process logs without a bound: once a pipe that nobody reads is full, it would answer no more."""
+    line = "x" * (1 << 20)
+
+    async def run() -> int:
+        writes = f"import sys; print(sys.stdin.read()); sys.stderr.write({line[0]!r} * {len(line)})"
+        process = await start_process(sys.executable, "-c", writes, stdin=asyncio.subprocess.PIPE)
+        assert (process.stdout, process.stderr) == (None, None)
+        await process.communicate(b"read")
+        return await process.wait()
+
+    assert asyncio.run(asyncio.wait_for(run(), BOUND)) == 0
+    assert capfd.readouterr() == ("read\n", line)
