@@ -122,7 +122,13 @@ def test_a_master_answers_the_triggers(percent, target):
     """A trigger finds the first sample of the family `valueLocation` at the URL."""
     metrics = Metrics("demo")
     snapshot = SimpleNamespace(
-        num_waiting=7, cache_usage=0.25, num_running=1, expected_wait=0.0, formed=None, num_blocks=0
+        topology=SimpleNamespace(pipelines=[]),
+        num_waiting=7,
+        cache_usage=0.25,
+        num_running=1,
+        expected_wait=0.0,
+        formed=None,
+        num_blocks=0,
     )
     metrics.watch(SimpleNamespace(snapshot=snapshot))
     families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
