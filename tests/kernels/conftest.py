@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     import torch  # The process that only distributes tests imports this file too, and needs no torch.
+    from orca_kernels.cpu.library import CpuLibrary
+    from orca_kernels.cpu.targets import CpuTarget
 
 
 # On the CPU the reference computes float16.
@@ -21,6 +24,15 @@ def dtype(request) -> torch.dtype:
     import torch
 
     return getattr(torch, request.param)
+
+
+@pytest.fixture(scope="module")
+def library(target: CpuTarget | None, instructions: str) -> Iterator[CpuLibrary]:
+    """Yield the library of a test's parameters, as support/integer_products.py makes them."""
+    from support.integer_products import opened
+
+    with opened(target, instructions) as library:
+        yield library
 
 
 @pytest.fixture(autouse=True)

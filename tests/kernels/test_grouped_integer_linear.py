@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels
-from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.panel_linear import PanelLinear
 from orca_kernels.cpu.reordered_linear import ReorderedLinear
-from orca_kernels.cpu.targets import CpuTarget
 from orca_kernels.interface import whole_group
 from orca_kernels.kv_quantization import quantize_rows
 from orca_kernels.quantization import GROUP, W4A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
 from support.cpu_targets import cpu_target_params
-from support.integer_products import AVX_VNNI, NEEDS_AVX2, PAIRS, on_avx2, opened, with_own_instructions
+from support.integer_products import AVX_VNNI, NEEDS_AVX2, PAIRS, on_avx2, with_own_instructions
 from support.linear_maps import assert_one_product_gives_both
 
 LIBRARIES = [
@@ -32,12 +29,6 @@ ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 25, 50)
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def dtype(request) -> torch.dtype:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def library(target: CpuTarget | None, instructions: str) -> Iterator[CpuLibrary]:
-    with opened(target, instructions) as library:
-        yield library
 
 
 @pytest.fixture(scope="module")

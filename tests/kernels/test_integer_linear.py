@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from orca_kernels.cpu.kernels import MOST_INPUTS, NAMES, CpuKernels
-from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.panel_linear import PanelLinear
-from orca_kernels.cpu.targets import CpuTarget, processor_flags
 from orca_kernels.interface import Kernels, LinearMap, whole_group
 from orca_kernels.kv_quantization import quantize_rows
 from orca_kernels.quantization import W8A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
-from support.cpu_targets import EMULATED, arrangements, cpu_target_params
-from support.integer_products import AVX_VNNI, PAIRS, on_avx2, opened, with_own_instructions
+from support.integer_products import every_arrangement
 from support.linear_maps import assert_one_product_gives_both
 
-FLAGS = processor_flags()
-LIBRARIES = [
-    *(pytest.param(target, "", id=target.name) for target in arrangements(FLAGS) if EMULATED in target.name),
-    pytest.param(None, PAIRS, id=PAIRS),
-    *with_own_instructions([param for param in cpu_target_params(FLAGS) if EMULATED not in param.id]),
-    on_avx2(AVX_VNNI, AVX_VNNI),
-]
-"""Targets, and other instructions than a target's own."""
 ROWS = (1, 2, 3, 6, 7, 12, 13, 16, 17, 32, 33, 50)
 
 
@@ -35,17 +22,11 @@ def dtype(request) -> torch.dtype:
 
 
 @pytest.fixture(scope="module")
-def library(target: CpuTarget | None, instructions: str) -> Iterator[CpuLibrary]:
-    with opened(target, instructions) as library:
-        yield library
-
-
-@pytest.fixture(scope="module")
 def kernels(library, dtype) -> CpuKernels:
     return CpuKernels(library, dtype)
 
 
-every_library = pytest.mark.parametrize(("target", "instructions"), LIBRARIES, scope="module")
+every_library = pytest.mark.parametrize(("target", "instructions"), every_arrangement(), scope="module")
 
 
 def scaled(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels.cpu.kernels import MOST_ROWS, CpuKernels
-from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.likeliest import PAUSE, CopiedLikeliest
-from orca_kernels.cpu.targets import CpuTarget, processor_flags
 from orca_kernels.interface import LinearMap
 from orca_kernels.reference import ReferenceKernels
-from support.cpu_targets import EMULATED, arrangements, cpu_target_params
-from support.integer_products import AVX_VNNI, PAIRS, on_avx2, opened, with_own_instructions
+from support.integer_products import every_arrangement
 
-FLAGS = processor_flags()
 MOST = max(MOST_ROWS.values())
 """Rows that fill several blocks."""
-LIBRARIES = [
-    *(pytest.param(target, "", id=target.name) for target in arrangements(FLAGS) if EMULATED in target.name),
-    pytest.param(None, PAIRS, id=PAIRS),
-    *with_own_instructions([param for param in cpu_target_params(FLAGS) if EMULATED not in param.id]),
-    on_avx2(AVX_VNNI, AVX_VNNI),
-]
-"""Targets, and other instructions than a target's own."""
-every_library = pytest.mark.parametrize(("target", "instructions"), LIBRARIES, scope="module")
+every_library = pytest.mark.parametrize(("target", "instructions"), every_arrangement(), scope="module")
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def dtype(request) -> torch.dtype:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def library(target: CpuTarget | None, instructions: str) -> Iterator[CpuLibrary]:
-    with opened(target, instructions) as library:
-        yield library
 
 
 @pytest.fixture(scope="module")

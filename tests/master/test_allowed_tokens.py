@@ -33,8 +33,14 @@ from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.token_matcher import NONE_ALLOWED, MaskMaker, TokenLimits
+from support.disturbed_answers import (
+    assert_the_same_after_a_lost_pipeline,
+    assert_the_same_after_preemptions,
+    assert_the_same_beside_others,
+    assert_the_same_when_resumed,
+)
 from support.fake_engine import Engine, play, topology
-from support.fake_workers import VOCABULARY, continuation, next_token
+from support.fake_workers import VOCABULARY, next_token
 from support.grammars import END, ll_tokenizer, matcher, tokens_of, write_model
 from support.scripted_engine import MODEL, Scripted, llm_of, make_model
 
@@ -86,44 +92,16 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_other_token_is_generated_whatever_runs_beside(partitions, lookahead, drafts):
     async def scene(made: Engine) -> None:
         await made.engine.start()
-        for number in range(3):
-            made.submit(str(number), (number + 1,), 30)
-        for name in NAMES:
-            submit(made, name, name)
-        tokens = await made.collect(3 + len(NAMES))
-        assert {name: tokens[name] for name in NAMES} == ANSWERS
-        assert all(tokens[str(number)] == continuation((number + 1,), 30) for number in range(3))
-        made.assert_nothing_held()
+        await assert_the_same_beside_others(made, ANSWERS, submit)
 
     config = EngineConfig(max_batch_size=6, lookahead=lookahead, speculative_tokens=drafts)
     play(lambda: Engine(topology("a", partitions=partitions), config), scene)
 
 
 def test_the_limit_holds_after_a_lost_pipeline_after_preemptions_and_in_a_resumed_answer():
-    async def lost(made: Engine) -> None:
-        await made.engine.start()
-        for name in NAMES:
-            submit(made, name, name)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 8)
-        made.cluster.newest("a").lose(KILLED)
-        assert await made.collect(len(NAMES)) == ANSWERS
-
-    async def preempted(made: Engine) -> None:
-        await made.engine.start()
-        for number in range(6):
-            submit(made, str(number), "a1")
-        assert await made.collect(6) == dict.fromkeys(map(str, range(6)), ANSWERS["a1"])
-        assert made.preemptions > 0
-
-    async def resumed(made: Engine) -> None:
-        await made.engine.start()
-        for size in (1, 5, 29):
-            submit(made, str(size), "a2", ANSWERS["a2"][:size])
-        assert await made.collect(3) == {str(size): ANSWERS["a2"][size:] for size in (1, 5, 29)}
-
-    play(lambda: Engine(topology("a", "b"), num_blocks=64), lost)
-    play(lambda: Engine(topology("a"), EngineConfig(admission="paged"), num_blocks=5), preempted)
-    play(lambda: Engine(topology("a")), resumed)
+    assert_the_same_after_a_lost_pipeline(ANSWERS, submit)
+    assert_the_same_after_preemptions(ANSWERS, submit, "a1")
+    assert_the_same_when_resumed(ANSWERS, submit, "a2", (1, 5, 29))
 
 
 def test_a_grammar_and_the_limit_hold_together():

@@ -21,6 +21,12 @@ from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.text.tokenizer import TextCodec
+from support.disturbed_answers import (
+    assert_the_same_after_a_lost_pipeline,
+    assert_the_same_after_preemptions,
+    assert_the_same_beside_others,
+    assert_the_same_when_resumed,
+)
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation, next_token
 from support.grammars import END, ll_tokenizer, matcher
@@ -108,14 +114,15 @@ def words_of(prompt: Word, length: int) -> list[Word]:
     return words
 
 
-def submit(made: Engine, name: str, prompt: Word, words: list[Word], length: int = 30) -> None:
-    plain = made.submission(name, prompt, length)
-    made.engine.submit(replace(plain, sampling=replace(plain.sampling, bad_words=BadWordTokens(words))))
-
-
 PROMPTS: dict[str, Word] = {f"w{number}": (number, 3, 5) for number in range(5)}
 WORDS = {name: words_of(prompt, 30) for name, prompt in PROMPTS.items()}
 ANSWERS = {name: expected(prompt, WORDS[name], 30) for name, prompt in PROMPTS.items()}
+
+
+def submit(made: Engine, name: str, of: str, generated: list[int] | None = None) -> None:
+    plain = made.submission(name, PROMPTS[of], 30)
+    sampling = replace(plain.sampling, bad_words=BadWordTokens(WORDS[of]))
+    made.engine.submit(replace(plain, sampling=sampling, generated=generated))
 
 
 @pytest.fixture(autouse=True)
@@ -137,49 +144,19 @@ def test_words_are_avoided_whatever_runs_beside(partitions, lookahead, drafts):
         await made.engine.start()
         tokenizer = ll_tokenizer(VOCABULARY)
         for number in range(3):
-            made.submit(str(number), (number + 1,), 30)
             plain = made.submission(f"g{number}", (number,), 20)
             grammar = matcher(tokenizer, GrammarKind.REGEX, "[a-f]{20}")
             made.engine.submit(replace(plain, stop_token_ids=frozenset({END}), constraint=grammar))
-        for name, prompt in PROMPTS.items():
-            submit(made, name, prompt, WORDS[name])
-        tokens = await made.collect(6 + len(PROMPTS))
-        assert {name: tokens[name] for name in PROMPTS} == ANSWERS
-        assert all(tokens[str(number)] == continuation((number + 1,), 30) for number in range(3))
-        made.assert_nothing_held()
+        await assert_the_same_beside_others(made, ANSWERS, submit, 3)
 
     config = EngineConfig(max_batch_size=6, lookahead=lookahead, speculative_tokens=drafts)
     play(lambda: Engine(topology("a", partitions=partitions), config), scene)
 
 
 def test_words_are_avoided_after_a_lost_pipeline_after_preemptions_and_in_a_resumed_answer():
-    async def lost(made: Engine) -> None:
-        await made.engine.start()
-        for name, prompt in PROMPTS.items():
-            submit(made, name, prompt, WORDS[name])
-        await made.until(lambda: made.engine.snapshot.num_iterations > 8)
-        made.cluster.newest("a").lose(KILLED)
-        assert await made.collect(len(PROMPTS)) == ANSWERS
-
-    async def preempted(made: Engine) -> None:
-        await made.engine.start()
-        for number in range(6):
-            submit(made, str(number), PROMPTS["w1"], WORDS["w1"])
-        assert await made.collect(6) == dict.fromkeys(map(str, range(6)), ANSWERS["w1"])
-        assert made.preemptions > 0
-
-    async def resumed(made: Engine) -> None:
-        await made.engine.start()
-        for size in (1, 5, 10, 11, 12):
-            plain = made.submission(str(size), PROMPTS["w2"], 30)
-            sampling = replace(plain.sampling, bad_words=BadWordTokens(WORDS["w2"]))
-            made.engine.submit(replace(plain, sampling=sampling, generated=ANSWERS["w2"][:size]))
-        tokens = await made.collect(5)
-        assert tokens == {str(size): ANSWERS["w2"][size:] for size in (1, 5, 10, 11, 12)}
-
-    play(lambda: Engine(topology("a", "b"), num_blocks=64), lost)
-    play(lambda: Engine(topology("a"), EngineConfig(admission="paged"), num_blocks=5), preempted)
-    play(lambda: Engine(topology("a")), resumed)
+    assert_the_same_after_a_lost_pipeline(ANSWERS, submit)
+    assert_the_same_after_preemptions(ANSWERS, submit, "w1")
+    assert_the_same_when_resumed(ANSWERS, submit, "w2", (1, 5, 10, 11, 12))
 
 
 def test_words_are_avoided_within_a_grammar_that_leaves_another_token():
@@ -211,7 +188,7 @@ def test_workers_get_masks_and_no_words():
 
         made.on_dispatch = encode  # type: ignore[method-assign]
         await made.engine.start()
-        submit(made, "w1", PROMPTS["w1"], WORDS["w1"])
+        submit(made, "w1", "w1")
         await made.collect(1)
         assert all(list(message.masked_row) == list(message.row) for message in messages)
         (admission,) = (admission for message in messages for admission in message.admission)

@@ -32,8 +32,14 @@ from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.text.grammar_process import compiled, translate
 from orca_master.text.thinking_tracker import ThinkingTracker
 from orca_master.text.token_matcher import TokenMatcher
+from support.disturbed_answers import (
+    assert_the_same_after_a_lost_pipeline,
+    assert_the_same_after_preemptions,
+    assert_the_same_beside_others,
+    assert_the_same_when_resumed,
+)
 from support.fake_engine import Engine, play, topology
-from support.fake_workers import VOCABULARY, continuation, next_token
+from support.fake_workers import VOCABULARY, next_token
 from support.grammars import END as END_OF_TEXT
 from support.grammars import byte_tokenizer, ll_tokenizer, write_model
 from support.scripted_engine import END, MODEL, Scripted, llm_of, make_model
@@ -150,52 +156,27 @@ def test_no_answer_of_these_tests_ends_its_reasoning_by_itself():
 @pytest.mark.parametrize("lookahead", [True, False])
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_the_end_comes_whatever_runs_beside(partitions, lookahead, drafts):
+    def limited(made: Engine, name: str, of: str) -> None:
+        words = BadWordTokens([(OVER,)]) if of == "b1" else BadWordTokens()
+        submit(made, name, of, min_tokens=29 if of == "b2" else 0, bad_words=words)
+
     async def scene(made: Engine) -> None:
         await made.engine.start()
-        for number in range(3):
-            made.submit(str(number), (number + 1,), 30)
-        for name in NAMES:
-            words = BadWordTokens([(OVER,)]) if name == "b1" else BadWordTokens()
-            submit(made, name, name, min_tokens=29 if name == "b2" else 0, bad_words=words)
-        tokens = await made.collect(3 + len(NAMES))
-        assert {name: tokens[name] for name in NAMES} == ANSWERS
+        await assert_the_same_beside_others(made, ANSWERS, limited)
         for name in ("b3", "b4"):
             entries = [entry for _, batch in made.batches for entry in batch.requests]
             entries = [entry for entry in entries if entry.request.request_id == name]
             places = {entry.context_length + entry.num_tokens - 3 for entry in entries if entry.is_masked}
             assert {MOST[name]} <= places <= {*range(MOST[name], MOST[name] + 3)}, "the rest needs no mask"
-        assert all(tokens[str(number)] == continuation((number + 1,), 30) for number in range(3))
-        made.assert_nothing_held()
 
     config = EngineConfig(max_batch_size=6, lookahead=lookahead, speculative_tokens=drafts)
     play(lambda: Engine(topology("a", partitions=partitions), config), scene)
 
 
 def test_the_end_comes_after_a_lost_pipeline_after_preemptions_and_in_a_resumed_answer():
-    async def lost(made: Engine) -> None:
-        await made.engine.start()
-        for name in NAMES:
-            submit(made, name, name)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 8)
-        made.cluster.newest("a").lose(KILLED)
-        assert await made.collect(len(NAMES)) == ANSWERS
-
-    async def preempted(made: Engine) -> None:
-        await made.engine.start()
-        for number in range(6):
-            submit(made, str(number), "b4")
-        assert await made.collect(6) == dict.fromkeys(map(str, range(6)), ANSWERS["b4"])
-        assert made.preemptions > 0
-
-    async def resumed(made: Engine) -> None:
-        await made.engine.start()
-        for size in (1, 5, 6, 7, 29):
-            submit(made, str(size), "b2", ANSWERS["b2"][:size])
-        assert await made.collect(5) == {str(size): ANSWERS["b2"][size:] for size in (1, 5, 6, 7, 29)}
-
-    play(lambda: Engine(topology("a", "b"), num_blocks=64), lost)
-    play(lambda: Engine(topology("a"), EngineConfig(admission="paged"), num_blocks=5), preempted)
-    play(lambda: Engine(topology("a")), resumed)
+    assert_the_same_after_a_lost_pipeline(ANSWERS, submit)
+    assert_the_same_after_preemptions(ANSWERS, submit, "b4")
+    assert_the_same_when_resumed(ANSWERS, submit, "b2", (1, 5, 6, 7, 29))
 
 
 def test_a_grammar_holds_behind_the_forced_end():

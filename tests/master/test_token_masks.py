@@ -16,6 +16,7 @@ from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.constraint import GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.text import token_matcher
+from support.disturbed_answers import assert_the_same_after_a_lost_pipeline, assert_the_same_after_preemptions
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import VOCABULARY, continuation
 from support.grammars import END, byte_tokenizer, ll_tokenizer, matcher
@@ -96,25 +97,10 @@ def test_tokens_are_the_same_after_a_lost_pipeline_and_after_preemptions():
         await made.engine.start()
         expected.update(await alone(made))
 
-    async def lost(made: Engine) -> None:
-        await made.engine.start()
-        for regex in REGEXES:
-            submit(made, regex, regex)
-        await made.until(lambda: made.engine.snapshot.num_iterations > 8)
-        made.cluster.newest("a").lose(KILLED)
-        assert await made.collect(len(REGEXES)) == expected
-
-    async def preempted(made: Engine) -> None:
-        await made.engine.start()
-        for name in range(6):
-            submit(made, str(name), LONG)
-        assert await made.collect(6) == dict.fromkeys(map(str, range(6)), expected[LONG])
-        assert made.preemptions > 0
-
     expected: dict[str, list[int]] = {}
     play(lambda: Engine(topology("a")), undisturbed)
-    play(lambda: Engine(topology("a", "b"), num_blocks=64), lost)
-    play(lambda: Engine(topology("a"), EngineConfig(admission="paged"), num_blocks=5), preempted)
+    assert_the_same_after_a_lost_pipeline(expected, submit)
+    assert_the_same_after_preemptions(expected, submit, LONG)
 
 
 def test_an_answer_ends_with_its_grammar_or_with_max_tokens():

@@ -9,7 +9,7 @@ import pytest
 from orca_kernels.cpu.library import CpuLibrary
 from orca_kernels.cpu.targets import AVX2, X86_TARGETS, CpuTarget, processor_flags
 
-from support.cpu_targets import load
+from support.cpu_targets import EMULATED, arrangements, cpu_target_params, load
 from support.emulated_arm import EmulatedArmLibrary, emulated_arm_params
 from support.emulated_vnni import avx_vnni_library
 
@@ -29,6 +29,18 @@ def with_own_instructions(params: list[object]) -> list[object]:
     return [
         pytest.param(*param.values, "", id=param.id, marks=param.marks)  # type: ignore[attr-defined]
         for param in (*params, *emulated_arm_params())
+    ]
+
+
+def every_arrangement() -> list[object]:
+    """Return parameters (target, instructions): all targets with their own instructions, and those with others."""
+    flags = processor_flags()
+    emulated = [target for target in arrangements(flags) if EMULATED in target.name]
+    return [
+        *(pytest.param(target, "", id=target.name) for target in emulated),
+        pytest.param(None, PAIRS, id=PAIRS),
+        *with_own_instructions([param for param in cpu_target_params(flags) if EMULATED not in param.id]),  # type: ignore[attr-defined]
+        on_avx2(AVX_VNNI, AVX_VNNI),
     ]
 
 

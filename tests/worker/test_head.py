@@ -10,6 +10,7 @@ from orca_protos import engine_pb2 as pb
 from orca_worker.models.family import ModelPartition
 from orca_worker.stage import Stage
 from support.checkpoints import make_prompts
+from support.stages import whole_stage
 
 PROMPTS = make_prompts((3, 20, 1))
 GREEDY = pb.Sampling()
@@ -38,14 +39,7 @@ def prompts(samplings: list[pb.Sampling]) -> pb.Iteration:
 
 @pytest.fixture(scope="module", params=["llama-gqa-tied", "gpt2-head80-untied"])
 def stage(request, checkpoint) -> Stage:
-    load = pb.LoadRequest(
-        model_path=str(checkpoint(request.param)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="bfloat16",
-        device="cpu", workers_on_host=1,
-    )  # fmt: skip
-    stage = Stage(load, 0, lambda _: None)
-    stage.prepare(1)
-    stage.allocate(2 * len(PROMPTS))
-    return stage
+    return whole_stage(checkpoint(request.param), 2 * len(PROMPTS), "bfloat16")
 
 
 @pytest.fixture

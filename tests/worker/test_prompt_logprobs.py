@@ -19,6 +19,7 @@ from orca_worker.prompt_logprobs import start_prompt_logprobs
 from orca_worker.rows import RowTable
 from orca_worker.stage import Stage
 from support.checkpoints import VOCABULARY, make_prompts
+from support.stages import whole_stage
 
 CPU = torch.device("cpu")
 LENGTH = 70
@@ -151,14 +152,7 @@ def test_the_memory_does_not_grow_with_the_prompt():
 
 @pytest.fixture(scope="module", params=["llama-gqa-tied", "gpt2-head64-tied"])
 def stage(request, checkpoint) -> Stage:
-    load = pb.LoadRequest(
-        model_path=str(checkpoint(request.param)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
-        device="cpu", workers_on_host=1,
-    )  # fmt: skip
-    stage = Stage(load, 0, lambda _: None)
-    stage.prepare(1)
-    stage.allocate(2 * BLOCKS)
-    return stage
+    return whole_stage(checkpoint(request.param), 2 * BLOCKS)
 
 
 def run(stage: Stage, cuts: list[int], beside: bool) -> tuple[list[pb.PromptLogprobs], list[int]]:

@@ -14,6 +14,7 @@ from orca_worker.recorded_layers import RecordedLayers
 from orca_worker.rows import IterationBatch
 from orca_worker.stage import Stage
 from support.checkpoints import make_prompts
+from support.stages import whole_stage
 
 NAME = "llama-gqa-tied"
 PROMPTS = make_prompts((3, 20, 1))
@@ -49,14 +50,7 @@ def iteration(sequence: int, sampling: pb.Sampling, tokens: list[list[int]], con
 
 @pytest.fixture(scope="module")
 def stage(checkpoint) -> Stage:
-    request = pb.LoadRequest(
-        model_path=str(checkpoint(NAME)), pipeline_parallel_size=1, tensor_parallel_size=1, dtype="float32",
-        device="cpu", workers_on_host=1,
-    )  # fmt: skip
-    stage = Stage(request, 0, lambda _: None)
-    stage.prepare(1)
-    stage.allocate(BLOCKS * len(PROMPTS))
-    return stage
+    return whole_stage(checkpoint(NAME), BLOCKS * len(PROMPTS))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

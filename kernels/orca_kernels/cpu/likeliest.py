@@ -21,15 +21,13 @@ PAUSE = 64
 class CopiedLikeliest:
     """A `Likeliest` over a copy of the weight of `linear`."""
 
-    def __init__(
-        self, linear: PanelLinear, find: Function, copy: tuple[torch.Tensor, ...], most_rows: int, part: int = PART
-    ) -> None:
+    def __init__(self, linear: PanelLinear, find: Function, copy: tuple[torch.Tensor, ...], most_rows: int) -> None:
         """`copy`: numbers, scales, errors and norms by `copied`; more than `most_rows` rows are not decided."""
         self._linear = linear
         self._find = find
         self._copy = copy
         self.most_rows = most_rows
-        self.part = part
+        self.part = PART
         self.pause = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
