@@ -34,7 +34,7 @@ struct GroupedIntegerCall : MapCall<T> {
 // [groups, kRows]. Inlined, so that the instructions of the caller are used.
 template <typename Products, int kRows, typename T>
 __attribute__((always_inline)) inline void add_groups(const GroupedIntegerCall<T> &call, const uint32_t *words,
-                                                      int64_t panel, float (&results)[kRows][kPanel]) {
+                                                      int64_t panel, Ahead ahead, float (&results)[kRows][kPanel]) {
   const uint32_t *weights = call.panels + panel * Int4::words(call.inputs);
   int64_t place = panel * scale_groups(call.inputs, call.group) * kPanel;  // of the group's scales and zeros
   const uint32_t *factors = words + nibble_steps(call.inputs) * kNibbleWords * kRows;
@@ -54,10 +54,7 @@ __attribute__((always_inline)) inline void add_groups(const GroupedIntegerCall<T
     }
     const int64_t steps = nibble_steps(std::min(call.group, call.inputs - first));
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kNibbleWords * kRows) {
-      for (int part = 0; part < kVectors; ++part) {
-        __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
-        __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
-      }
+      for (int part = 0; part < kVectors; ++part) ahead.fetch(weights + part * kLanes);
       Words even[kVectors], odd[kVectors];
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
         const Words both = load_as<Words>(weights + part * kLanes);
@@ -110,9 +107,9 @@ struct NibbleProducts {
   }
 
   template <int kRows, typename T>
-  static void multiply(const GroupedIntegerCall<T> &call, const uint32_t *words, int64_t panel,
+  static void multiply(const GroupedIntegerCall<T> &call, const uint32_t *words, int64_t panel, Ahead ahead,
                        float (&results)[kRows][kPanel]) {
-    add_groups<NibbleProducts, kRows>(call, words, panel, results);
+    add_groups<NibbleProducts, kRows>(call, words, panel, ahead, results);
   }
 };
 
@@ -123,9 +120,9 @@ struct NibbleByteProducts {
   }
 
   template <int kRows, typename T>
-  ORCA_VNNI static void multiply(const GroupedIntegerCall<T> &call, const uint32_t *words, int64_t panel,
+  ORCA_VNNI static void multiply(const GroupedIntegerCall<T> &call, const uint32_t *words, int64_t panel, Ahead ahead,
                                  float (&results)[kRows][kPanel]) {
-    add_groups<NibbleByteProducts, kRows>(call, words, panel, results);
+    add_groups<NibbleByteProducts, kRows>(call, words, panel, ahead, results);
   }
 };
 #endif
@@ -166,12 +163,12 @@ struct GroupedIntegerBlocks {
   }
 
   template <int kRows = kGroupedRowsAtOnce>
-  void compute_rows(const uint32_t *words, int64_t first, int64_t width, int64_t panel) const {
+  void compute_rows(const uint32_t *words, int64_t first, int64_t width, int64_t panel, Ahead ahead) const {
     if constexpr (kRows > 1) {
-      if (width < kRows) return compute_rows<kRows - 1>(words, first, width, panel);
+      if (width < kRows) return compute_rows<kRows - 1>(words, first, width, panel, ahead);
     }
     alignas(64) float sums[kRows][kPanel] = {};
-    Products::template multiply<kRows>(call, words, panel, sums);
+    Products::template multiply<kRows>(call, words, panel, ahead, sums);
     OutputPanel<T> outputs(call, panel);
     for (int row = 0; row < kRows; ++row) {
       outputs.put_values(first_row + first + row,
@@ -180,8 +177,9 @@ struct GroupedIntegerBlocks {
   }
 
   void compute(const uint32_t *words, int64_t block, int64_t panel) const {
-    const int64_t first = begin(block);
-    compute_rows(words + first * words_of_row, first, begin(block + 1) - first, panel);
+    const int64_t first = begin(block), panel_words = Int4::words(call.inputs);
+    const Ahead ahead(call.panels + panel * panel_words, panel_words * sizeof(uint32_t), block, count);
+    compute_rows(words + first * words_of_row, first, begin(block + 1) - first, panel, ahead);
   }
 };
 

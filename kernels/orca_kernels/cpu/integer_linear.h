@@ -106,7 +106,7 @@ struct PairProducts {
   static ORCA_INLINE Ints add(Ints to, Words factor, uint32_t word) { return add_pairs(to, factor, word); }
 
   template <int kRows>
-  static void multiply(const uint32_t *words, const uint32_t *weights, int64_t steps,
+  static void multiply(const uint32_t *words, const uint32_t *weights, int64_t steps, Ahead ahead,
                        int32_t (&sums)[kRows][kPanel]);
 };
 
@@ -114,13 +114,10 @@ struct PairProducts {
 // the instructions of the caller are used.
 template <typename Products, int kRows>
 __attribute__((always_inline)) inline void add_integers(const uint32_t *words, const uint32_t *weights, int64_t steps,
-                                                        int32_t (&results)[kRows][kPanel]) {
+                                                        Ahead ahead, int32_t (&results)[kRows][kPanel]) {
   Ints sums[kRows][kVectors] = {};
   for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows * Products::kWords) {
-    for (int part = 0; part < kVectors; ++part) {
-      __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
-      __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
-    }
+    for (int part = 0; part < kVectors; ++part) ahead.fetch(weights + part * kLanes);
     for (int word = 0; word < Products::kWords; ++word) {
       Words factors[kVectors];
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
@@ -139,9 +136,9 @@ __attribute__((always_inline)) inline void add_integers(const uint32_t *words, c
 }
 
 template <int kRows>
-void PairProducts::multiply(const uint32_t *words, const uint32_t *weights, int64_t steps,
+void PairProducts::multiply(const uint32_t *words, const uint32_t *weights, int64_t steps, Ahead ahead,
                             int32_t (&sums)[kRows][kPanel]) {
-  add_integers<PairProducts, kRows>(words, weights, steps, sums);
+  add_integers<PairProducts, kRows>(words, weights, steps, ahead, sums);
 }
 
 // VPDPBUSD, which multiplies four bytes at once: of AVX512-VNNI, or of AVX-VNNI with 256 bits. The processor may lack it,
@@ -173,9 +170,9 @@ struct ByteProducts {
   }
 
   template <int kRows>
-  ORCA_VNNI static void multiply(const uint32_t *words, const uint32_t *weights, int64_t steps,
+  ORCA_VNNI static void multiply(const uint32_t *words, const uint32_t *weights, int64_t steps, Ahead ahead,
                                  int32_t (&sums)[kRows][kPanel]) {
-    add_integers<ByteProducts, kRows>(words, weights, steps, sums);
+    add_integers<ByteProducts, kRows>(words, weights, steps, ahead, sums);
   }
 };
 #endif
@@ -209,12 +206,12 @@ struct IntegerBlocks {
   }
 
   template <int kRows = kIntegerRowsAtOnce>
-  void compute_rows(const uint32_t *words, int64_t first, int64_t width, int64_t panel) const {
+  void compute_rows(const uint32_t *words, int64_t first, int64_t width, int64_t panel, Ahead ahead) const {
     if constexpr (kRows > 1) {
-      if (width < kRows) return compute_rows<kRows - 1>(words, first, width, panel);
+      if (width < kRows) return compute_rows<kRows - 1>(words, first, width, panel, ahead);
     }
     alignas(64) int32_t sums[kRows][kPanel];
-    Products::template multiply<kRows>(words, call.panels + panel * steps * kPanel, steps, sums);
+    Products::template multiply<kRows>(words, call.panels + panel * steps * kPanel, steps, ahead, sums);
     OutputPanel<T> outputs(call, panel);
     for (int row = 0; row < kRows; ++row) {
       RowFactors factors;
@@ -224,8 +221,9 @@ struct IntegerBlocks {
   }
 
   void compute(const uint32_t *words, int64_t block, int64_t panel) const {
-    const int64_t first = begin(block);
-    compute_rows(words + first * words_of_row, first, begin(block + 1) - first, panel);
+    const int64_t first = begin(block), panel_words = steps * kPanel;
+    const Ahead ahead(call.panels + panel * panel_words, panel_words * sizeof(uint32_t), block, count);
+    compute_rows(words + first * words_of_row, first, begin(block + 1) - first, panel, ahead);
   }
 };
 

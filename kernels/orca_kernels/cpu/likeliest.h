@@ -169,7 +169,9 @@ class Bounds {
     }
     alignas(64) int32_t sums[2 * kCount][kPanel];
     const uint32_t *words = words_.data() + 2 * first * steps_ * Products::kWords;
-    Products::template multiply<2 * kCount>(words, copy_.panels + panel * steps_ * kPanel, steps_, sums);
+    const uint32_t *panel_of_copy = copy_.panels + panel * steps_ * kPanel;
+    const Ahead ahead(panel_of_copy, steps_ * kPanel * 4, first / kPairs, (rows_ + kPairs - 1) / kPairs);
+    Products::template multiply<2 * kCount>(words, panel_of_copy, steps_, ahead, sums);
     const int64_t column = panel * kPanel, outputs = std::min<int64_t>(kPanel, call_.outputs - column);
     for (int pair = 0; pair < kCount; ++pair) {
       const SplitRow &row = split_[first + pair];

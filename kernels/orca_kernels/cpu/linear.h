@@ -22,6 +22,27 @@ constexpr int kAhead = 32 / kVectors;      // steps to prefetch into the L1 cach
 constexpr int kFarAhead = 128 / kVectors;  // steps to prefetch into the L2 cache: memory latency exceeds kAhead steps
 constexpr int64_t kChunkWords = 1 << 17;  // words of rows that stay in the L2 cache: 512 KB
 
+// The lines of weights that a block of rows fetches into the L2 cache while it multiplies a panel: one for each line that
+// is read. A lone block fetches what it will read soon; of several, each fetches its part of the next panel, so that
+// memory is read during the products of all blocks.
+struct Ahead {
+  static constexpr int64_t kLineBytes = 64;
+  const char *line;
+  int64_t stride;  // bytes
+
+  // `panel`: of `bytes` bytes, which `blocks` blocks of rows read in turn.
+  Ahead(const void *panel, int64_t bytes, int64_t block = 0, int64_t blocks = 1)
+      : line(static_cast<const char *>(panel) + (blocks > 1 ? bytes + bytes * block / blocks : kFarAhead * kPanel * 4)),
+        stride(kLineBytes / blocks) {}
+
+  // For a line that is read at `weights`, of which the L1 cache gets those of some steps later.
+  ORCA_INLINE void fetch(const void *weights) {
+    __builtin_prefetch(static_cast<const char *>(weights) + kAhead * kPanel * 4);
+    __builtin_prefetch(line, 0, 2);
+    line += stride;
+  }
+};
+
 template <typename T>
 struct MapCall {
   using Element = T;
@@ -52,17 +73,16 @@ struct LinearCall : MapCall<T> {
   using Row = T;           // element type of the packed rows
   const uint32_t *panels;  // [outputs / kPanel, steps, kPanel]
 
+  int64_t panel_words() const { return this->inputs / Product<T>::kWidth * kPanel; }
+
   // Adds the products of `kRows` rows and one panel; `words` has the rows' words interleaved, [steps, kRows].
   template <int kRows>
-  void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
+  void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
     const int64_t steps = this->inputs / Product<T>::kWidth;
     const uint32_t *weights = panels + panel * steps * kPanel;
     Floats own[kRows][kVectors] = {};  // the caller's array would be written in every step
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
-      for (int part = 0; part < kVectors; ++part) {
-        __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
-        __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
-      }
+      for (int part = 0; part < kVectors; ++part) ahead.fetch(weights + part * kLanes);
       ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
         ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
           own[row][part] = Product<T>::add(own[row][part], words[row], weights + part * kLanes);
@@ -79,9 +99,11 @@ struct WideCall : MapCall<BFloat16> {
   using Row = float;
   const uint32_t *panels;  // [outputs / kPanel, inputs / 2, kPanel]
 
+  int64_t panel_words() const { return inputs / 2 * kPanel; }
+
   // See LinearCall::multiply; `words` has an input of each row.
   template <int kRows>
-  void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
+  void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
     const int64_t steps = inputs / 2;
     const uint32_t *weights = panels + panel * steps * kPanel;
     Floats own[kRows][kVectors] = {};
@@ -89,8 +111,7 @@ struct WideCall : MapCall<BFloat16> {
       Words pairs[kVectors];
       Floats wide[kVectors];
       ORCA_UNROLL for (int part = 0; part < kVectors; ++part) {
-        __builtin_prefetch(weights + kAhead * kPanel + part * kLanes);
-        __builtin_prefetch(weights + kFarAhead * kPanel + part * kLanes, 0, 2);
+        ahead.fetch(weights + part * kLanes);
         pairs[part] = load_as<Words>(weights + part * kLanes);
         wide[part] = reinterpreted<Floats>(pairs[part] << 16);
       }
@@ -178,19 +199,19 @@ struct OutputPanel {
 
 // Computes `kRows` rows of one panel's outputs.
 template <typename Call, int kRows>
-void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int64_t panel) {
+void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int64_t panel, Ahead ahead) {
   Floats sums[kRows][kVectors] = {};
-  call.template multiply<kRows>(words, panel, sums);
+  call.template multiply<kRows>(words, panel, ahead, sums);
   OutputPanel<typename Call::Element> outputs(call, panel);
   for (int row = 0; row < kRows; ++row) outputs.put(first_row + row, sums[row]);
 }
 
 template <typename Call, int kRows = kRowsAtOnce>
-void panel_block(const Call &call, const uint32_t *words, int64_t first_row, int64_t rows, int64_t panel) {
+void panel_block(const Call &call, const uint32_t *words, int64_t first_row, int64_t rows, int64_t panel, Ahead ahead) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return panel_block<Call, kRows - 1>(call, words, first_row, rows, panel);
+    if (rows < kRows) return panel_block<Call, kRows - 1>(call, words, first_row, rows, panel, ahead);
   }
-  panel_rows<Call, kRows>(call, words, first_row, panel);
+  panel_rows<Call, kRows>(call, words, first_row, panel, ahead);
 }
 
 // The blocks of rows that vector registers compute, of nearly equal size, so that no block has only a few rows.
@@ -226,7 +247,9 @@ struct RowBlocks {
 
   void compute(const uint32_t *words, int64_t block, int64_t panel) const {
     const int64_t first = begin(block);
-    panel_block<Call>(call, words + first * steps, first_row + first, begin(block + 1) - first, panel);
+    const int64_t width = begin(block + 1) - first, panel_words = call.panel_words();
+    const Ahead ahead(call.panels + panel * panel_words, panel_words * sizeof(*call.panels), block, count);
+    panel_block<Call>(call, words + first * steps, first_row + first, width, panel, ahead);
   }
 };
 

@@ -9,8 +9,6 @@
 
 namespace orca {
 
-constexpr int64_t kLineBytes = 64;  // of a cache line
-
 inline int64_t scale_groups(int64_t inputs, int64_t group) { return (inputs + group - 1) / group; }
 
 // A format says how a panel stores the numbers of its outputs: blocks of kInputs inputs, of kWords words each. `add` adds the
@@ -19,7 +17,7 @@ inline int64_t scale_groups(int64_t inputs, int64_t group) { return (inputs + gr
 // A byte for each number: [inputs, kPanel].
 struct Int8 {
   using Word = int8_t;
-  static constexpr int64_t kInputs = kLineBytes / kPanel, kWords = kLineBytes;
+  static constexpr int64_t kInputs = Ahead::kLineBytes / kPanel, kWords = Ahead::kLineBytes;
 
   static int64_t words(int64_t inputs) { return inputs * kPanel; }
 
@@ -77,15 +75,18 @@ struct QuantizedCall : MapCall<T> {
   const float *zeros;                   // the same shape, or null: all are 0
   int64_t group;                        // inputs with a common scale
 
+  int64_t panel_words() const { return Format::words(this->inputs); }
+
   // See LinearCall::multiply.
   template <int kRows>
-  void multiply(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
-    zeros ? multiply_less<true, kRows>(words, panel, sums) : multiply_less<false, kRows>(words, panel, sums);
+  void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
+    zeros ? multiply_less<true, kRows>(words, panel, ahead, sums)
+          : multiply_less<false, kRows>(words, panel, ahead, sums);
   }
 
  private:
   template <bool kZeros, int kRows>
-  void multiply_less(const uint32_t *words, int64_t panel, Floats (&sums)[kRows][kVectors]) const {
+  void multiply_less(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
     constexpr int64_t kInputs = Format::kInputs, kBytes = Format::kWords * sizeof(typename Format::Word);
     const typename Format::Word *numbers = panels + panel * Format::words(this->inputs);
     int64_t place = panel * scale_groups(this->inputs, group) * kPanel;  // of the group's scales and zeros
@@ -96,10 +97,8 @@ struct QuantizedCall : MapCall<T> {
       Floats products[kRows][kVectors] = {};
       int64_t input = first;
       for (; input + kInputs <= end; input += kInputs, words += kInputs * kRows, numbers += Format::kWords) {
-        for (int64_t line = 0; line < kBytes; line += kLineBytes) {
-          const char *bytes = reinterpret_cast<const char *>(numbers) + line;
-          __builtin_prefetch(bytes + kAhead * kPanel * 4);  // as many bytes as in LinearCall
-          __builtin_prefetch(bytes + kFarAhead * kPanel * 4, 0, 2);
+        for (int64_t line = 0; line < kBytes; line += Ahead::kLineBytes) {
+          ahead.fetch(reinterpret_cast<const char *>(numbers) + line);
         }
         Format::template add<kZeros>(products, words, numbers, kInputs, of_group);
       }
