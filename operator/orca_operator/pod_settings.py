@@ -16,6 +16,9 @@ from orca_operator.structural import PRESERVE
 
 OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", PRESERVE: True})]
 """A map whose fields the CRD does not list."""
+HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]|\$\([A-Za-z_][A-Za-z0-9_]*\))"
+COLLECTOR_URL = rf"^(https?|grpc)://{HOST}(:[1-9][0-9]{{0,4}})?(/[!-~]*)?$"
+"""What `orca master --otlp-traces-endpoint` accepts, or with a variable as the host becomes."""
 
 
 class Resources(Part):
@@ -99,6 +102,12 @@ class MasterSettings(PodSettings):
     )
     journal: Journal | None = Field(
         None, description="The journal of accepted requests, which a restarted master finishes."
+    )
+    otlp_traces_endpoint: Annotated[str, Field(pattern=COLLECTOR_URL, max_length=1024)] | None = Field(
+        None,
+        description="OTLP collector that gets a span per request, such as http://collector.monitoring:4317. The host "
+        "may be a variable of the container, as in http://$(HOST_IP):4317. Protocol, headers and sampler are variables "
+        "of OpenTelemetry in `env`.",
     )
 
 
