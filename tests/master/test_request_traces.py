@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request as HttpRequest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -212,6 +213,35 @@ def test_a_resumed_request_has_a_span_without_phases(recorded):
     end(recorded, (stream_of(submission_of(generated=(7, 8))), "stop"))
     assert recorded.spans.keys() == {"llm_request"}
     assert (recorded.of_request.attributes or {})["orca.resumed"] is True
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"arrived": -1e300},
+        {"max_gen_tokens": 2**64 - 1},
+        {"trace": Trace("chatcmpl-1", "\udcff", 2**32 - 1, PARENT)},
+    ],
+    ids=["arrival", "length", "model"],
+)
+def test_a_value_that_no_span_can_have_loses_none(recorded, fields):
+    """API processes are not trusted, and a folder may be the name of a model. The SDK encodes a whole batch or none."""
+    submission = replace(submission_of(), **fields)
+    end(recorded, (stream_of(submission), "abort"))
+    assert encode_spans(recorded.exporter.get_finished_spans()).SerializeToString()
+    assert recorded.of_request.end_time is not None
+
+
+def test_a_span_that_cannot_be_made_fails_no_request(recorded, monkeypatch, caplog):
+    """As with a sampler of another package that raises an exception."""
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ValueError("no sample")
+
+    monkeypatch.setattr(recorded.traces._tracer, "start_span", fail)
+    end(recorded, *((stream_of(submission_of(index, 2)), "stop") for index in range(2)))
+    assert "a span could not be made" in caplog.text
+    assert recorded.traces._groups == {}
 
 
 def test_an_embedding_has_no_parameters_of_sampling(recorded):

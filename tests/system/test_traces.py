@@ -42,7 +42,11 @@ def traced(model: Path, *options: str) -> Iterator[tuple[Collector, Served]]:
             yield collector, served
 
 
-@pytest.fixture(scope="module", params=[("--api-processes", "2"), ()], ids=["processes", "alone"])
+@pytest.fixture(
+    scope="module",
+    params=[("--api-processes", "2"), pytest.param((), marks=pytest.mark.long)],
+    ids=["processes", "alone"],
+)
 def server(model, request) -> Iterator[tuple[Collector, Served]]:
     """Yield a collector and a server for the tests that leave it serving."""
     with traced(model, *request.param) as started:
@@ -178,7 +182,7 @@ def test_a_collector_that_does_not_answer(model, monkeypatch, protocol, listens)
         if not listens:
             silent.close()
         with serve(model, "--otlp-traces-endpoint", f"http://127.0.0.1:{port}") as served:
-            for _ in range(50):
+            for _ in range(10):
                 body = {"prompt": "a", "max_tokens": 1}
                 assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=120).status_code == 200
             assert served.stop() == 0

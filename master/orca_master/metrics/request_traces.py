@@ -45,6 +45,8 @@ OPERATIONS = {"cmpl": "text_completion", "embd": "embeddings"}
 COMPLETE = ("stop", "length")
 
 logger = logging.getLogger(__name__)
+REPORTS = logging.getLogger("opentelemetry")
+"""What the SDK reports goes through this logger (FewWarnings)."""
 
 
 class Ended(NamedTuple):
@@ -89,7 +91,10 @@ class Traces:
                 return
             ended = self._groups.pop(choices.group_id).ended
         if ended and (trace := ended[0].stream.submission.trace) is not None:
-            self._record(trace, ended)
+            try:
+                self._record(trace, ended)
+            except Exception:  # of the SDK, or of a sampler of another package: the request has been answered
+                REPORTS.exception("a span could not be made")
 
     async def close(self) -> None:
         """See RequestTraces. Leaves the SDK's thread behind if the collector does not answer within CLOSE_SECONDS."""
@@ -112,7 +117,7 @@ class Traces:
 
         def at(seconds: float) -> int:
             """Return a time of the monotonic clock in nanoseconds since the epoch."""
-            return epoch + int(seconds * 1e9)
+            return epoch + int(max(0.0, seconds) * 1e9)  # an arrival is what an API process says
 
         arrived, last = ended[0].stream.arrived, max(entry.now for entry in ended)
         parent = self._propagator.extract(
@@ -254,9 +259,8 @@ def exporter_of(endpoint: str, protocol: str) -> SpanExporter:
 
 def traces_to(endpoint: str, protocol: str) -> Traces:
     """Return traces that are exported to a collector; raise ConfigurationError for an invalid environment variable."""
-    reports = logging.getLogger("opentelemetry")
-    reports.addHandler(FewWarnings())
-    reports.propagate = False
+    REPORTS.addHandler(FewWarnings())
+    REPORTS.propagate = False
     exporter = exporter_of(endpoint, protocol)
     try:
         resource = Resource.create()
