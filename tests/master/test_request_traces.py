@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ from orca_master.engine.request_stream import RequestStream
 from orca_master.errors import ConfigurationError, RequestError
 from orca_master.metrics import request_traces
 from orca_master.metrics.prometheus import Metrics
-from orca_master.metrics.request_traces import FewWarnings, Traces, exporter_of, traces_to
+from orca_master.metrics.request_traces import Traces, exporter_of, traces_to
+from orca_master.metrics.trace_reports import LOG_SECONDS, FewWarnings, report_few
 from orca_master.scheduling.request import FinishReason, Request
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from support.scripted_engine import END, MODEL, Scripted, make_model
@@ -64,13 +66,23 @@ def recorded() -> Recorded:
     return Recorded()
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Restore the loggers of the SDK."""
+    reports = logging.getLogger("opentelemetry")
+    handlers = list(reports.handlers)
+    yield
+    reports.handlers, reports.propagate = handlers, True
+
+
 def submission_of(index: int = 0, count: int = 1, parent: str = PARENT, **fields: Any) -> Submission:
     """Return one of `count` choices of a request of three prompt tokens."""
     choices = Choices("chatcmpl-1", count, 100) if count > 1 else None
     trace = Trace("chatcmpl-1", "model", count, parent, "vendor=1" if parent else "")
     sampling = SamplingParameters(temperature=0.5, top_p=0.9, choice=index)
     values = {"choices": choices, "arrived": ARRIVED, "trace": trace, **fields}
-    return Submission(f"chatcmpl-1-{index}", (1, 2, 3), 16, sampling, frozenset(), **values)
+    prompt = values.pop("prompt", (1, 2, 3))
+    return Submission(f"chatcmpl-1-{index}", prompt, 16, sampling, frozenset(), **values)
 
 
 def stream_of(submission: Submission, admitted: float = ADMITTED, first: float = FIRST) -> RequestStream:
@@ -207,6 +219,51 @@ def test_refused_choices_leave_nothing(recorded, reasons, finished):
     found = [(span.attributes or {})["gen_ai.response.finish_reasons"] for span in spans]
     assert found == ([] if finished is None else [finished])
     assert recorded.traces._groups == {}
+
+
+@pytest.mark.parametrize("left", [(1, 2), (2,)])
+def test_a_resumed_request_counts_the_prompts_of_the_choices_that_were_left(recorded, left):
+    """The earlier master has finished the others, the first of a prompt among them; choices share the prompt's array."""
+    prompt = array("I", (1, 2, 3))
+    streams = [stream_of(submission_of(index, 3, generated=(7,), prompt=prompt)) for index in left]
+    end(recorded, *((stream, "stop") for stream in streams))
+    attributes = recorded.of_request.attributes or {}
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.prompt_tokens"]) == (3, 3)
+
+
+def test_a_request_that_is_admitted_while_it_is_released_has_no_negative_phase(recorded):
+    """The engine's thread may admit a request after the time at which the endpoint has released it."""
+    end(recorded, (stream_of(submission_of(), admitted=LAST + 0.001, first=0.0), "abort"))
+    assert recorded.spans.keys() == {"llm_request", "queue"}
+    assert recorded.spans["queue"].end_time == recorded.of_request.end_time
+
+
+@pytest.mark.parametrize("state", ["a=\x9b31m", "no member", "a=1,a=2", ",".join(f"k{index}=1" for index in range(40))])
+def test_a_client_cannot_write_to_the_log(recorded, quiet, caplog, state):
+    report_few()
+    trace = Trace("chatcmpl-1", "model", 1, PARENT, state)
+    end(recorded, (stream_of(submission_of(trace=trace)), "stop"))
+    assert recorded.of_request.parent is not None
+    assert [record for record in caplog.records if record.name == "orca_master.metrics.trace_reports"] == []
+
+
+def test_a_header_with_a_key_is_not_logged(quiet, monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization Bearer secret")
+    asyncio.run(traces_to("http://127.0.0.1:9", "http/protobuf").close())
+    assert "Header format invalid" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_report_is_one_line_of_bounded_length(caplog):
+    """A collector, or a proxy before it, chooses the details of an error over gRPC."""
+    reports = logging.Logger("reports")
+    reports.addHandler(FewWarnings())
+    reports.error("details: %s", "<html>\n\x1b[31m" + "a" * 10_000)
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.isprintable()
+    assert message.startswith("--otlp-traces-endpoint: details: <html>\\n\\x1b[31maaa")
+    assert len(message) < 600
 
 
 def test_a_resumed_request_has_a_span_without_phases(recorded):
@@ -378,7 +435,7 @@ def test_nothing_waits_for_a_collector_that_hangs(monkeypatch, caplog):
 
 def test_reports_of_the_sdk_are_warnings_once_a_minute(caplog, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(request_traces.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reports = logging.Logger("reports")
     reports.addHandler(FewWarnings())
     for number in range(3):
@@ -386,7 +443,7 @@ def test_reports_of_the_sdk_are_warnings_once_a_minute(caplog, monkeypatch):
     assert [record.getMessage() for record in caplog.records] == [
         "--otlp-traces-endpoint: Failed to export spans (logged once a minute)"
     ]
-    now[0] += request_traces.LOG_SECONDS
+    now[0] += LOG_SECONDS
     try:
         raise ValueError("a\nb")
     except ValueError:
@@ -397,15 +454,6 @@ def test_reports_of_the_sdk_are_warnings_once_a_minute(caplog, monkeypatch):
     assert last.getMessage() == (
         "--otlp-traces-endpoint: Exception while exporting: ValueError('a\\nb') (logged once a minute)"
     )
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Restore the loggers of the SDK."""
-    reports = logging.getLogger("opentelemetry")
-    handlers = list(reports.handlers)
-    yield
-    reports.handlers, reports.propagate = handlers, True
 
 
 def endpoint_of(exporter: SpanExporter) -> object:
@@ -430,6 +478,8 @@ def test_a_url_without_a_path_gets_that_of_the_standard(monkeypatch):
         ("grpc", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "tar"),
         ("grpc", "OTEL_BSP_MAX_QUEUE_SIZE", "-1"),
         ("http/protobuf", "OTEL_BSP_MAX_QUEUE_SIZE", "-1"),
+        ("grpc", "OTEL_BSP_MAX_QUEUE_SIZE", "9" * 30),
+        ("grpc", "OTEL_BSP_SCHEDULE_DELAY", "9" * 30),
     ],
 )
 def test_a_variable_that_the_sdk_refuses_ends_the_start(quiet, monkeypatch, protocol, name, value):

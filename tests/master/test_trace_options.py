@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from orca_master.commands.trace_options import PROTOCOL_VARIABLES, add_trace_options, check_traces, traces_protocol
+from orca_master.commands.trace_options import (
+    OPTION,
+    PROTOCOL_VARIABLES,
+    add_trace_options,
+    check_traces,
+    traces_protocol,
+)
 from orca_master.errors import ConfigurationError
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -113,3 +120,45 @@ def test_the_option_without_its_packages(command, missing):
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert "--otlp-traces-endpoint needs the extra [traces]: pip install 'orca-serving[traces]' (" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer"),
+    ],
+)
+def test_a_variable_that_the_sdk_refuses_when_it_is_imported(name, value, words):
+    variables = os.environ | {name: value}
+    arguments = [sys.executable, "-P", "-c", RUN, "absent", "serve", str(MODEL), OPTION, "http://127.0.0.1:9"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=variables)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert f"{OPTION}: an environment variable OTEL_… is not valid: {words}" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("OTEL_PYTHON_CONTEXT", "nonsense", "Failed to load context: nonsense"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "nonsense", "Invalid key value resource attribute pair nonsense"),
+    ],
+)
+def test_what_the_sdk_reports_when_it_is_imported_is_a_line(name, value, words):
+    check = "import sys; from orca_master.commands.trace_options import check_traces; check_traces(sys.argv[1])"
+    arguments = [sys.executable, "-P", "-c", check, "http://127.0.0.1:9"]
+    variables = os.environ | {name: value}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=variables)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{OPTION}: {words}")
+    assert done.returncode == 0
+
+
+def test_a_url_with_a_password_is_refused(capsys):
+    """The exporter over gRPC would take it for a part of the host, and log it."""
+    with pytest.raises(SystemExit) as end:
+        parse(OPTION, "http://me:secret@collector:4317")
+    assert end.value.code == 2
+    message = capsys.readouterr().err
+    assert "the URL of a collector has no user or password: set OTEL_EXPORTER_OTLP_HEADERS" in message
+    assert "secret" not in message

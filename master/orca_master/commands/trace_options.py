@@ -7,8 +7,8 @@ import os
 from urllib.parse import urlsplit
 
 from orca_master.errors import ConfigurationError
+from orca_master.metrics.trace_reports import OPTION, invalid_variable, report_few
 
-OPTION = "--otlp-traces-endpoint"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOLS = ("grpc", "http/protobuf")
 """The first is vLLM's default."""
@@ -35,6 +35,10 @@ def collector_url(text: str) -> str:
         valid = False
     if not valid or any(character.isspace() for character in text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL of a collector, as http://collector:4317")
+    if "@" in url.netloc:
+        raise argparse.ArgumentTypeError(
+            "the URL of a collector has no user or password: set OTEL_EXPORTER_OTLP_HEADERS instead"
+        )
     return text
 
 
@@ -52,10 +56,11 @@ def traces_protocol(endpoint: str) -> str:
 
 
 def check_traces(endpoint: str | None) -> None:
-    """Raise ConfigurationError if spans cannot be exported because of a missing package or the protocol."""
+    """Raise ConfigurationError for a missing package, the protocol, or a variable that is invalid to an import."""
     if endpoint is None:
         return
     protocol = traces_protocol(endpoint)
+    report_few()
     try:
         import opentelemetry.sdk.trace
 
@@ -67,3 +72,5 @@ def check_traces(endpoint: str | None) -> None:
         raise ConfigurationError(
             f"{OPTION} needs the extra [traces]: pip install 'orca-serving[traces]' ({error})"
         ) from error
+    except Exception as error:
+        raise invalid_variable(error) from error

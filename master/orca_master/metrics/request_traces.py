@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,22 +32,18 @@ from opentelemetry.util.types import AttributeValue
 
 from orca_master.engine.messages import Trace
 from orca_master.engine.request_stream import RequestStream
-from orca_master.errors import ConfigurationError
+from orca_master.metrics.trace_reports import OPTION, REPORTS, invalid_variable, report_few
 
-OPTION = "--otlp-traces-endpoint"
 SERVICE = "orca"
 """Name of the service if OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES name none."""
 CLOSE_SECONDS = 3.0
 """Longest wait for the last export; a cluster kills a master 10 s after its drain (GRACE_SECONDS)."""
-LOG_SECONDS = 60.0
-"""Least time between two log lines with the same report of the SDK."""
 OPERATIONS = {"cmpl": "text_completion", "embd": "embeddings"}
 """Values of gen_ai.operation.name by the prefix of a response's id; `chat` for all others."""
 COMPLETE = ("stop", "length")
+DELAY = "OTEL_BSP_SCHEDULE_DELAY"
 
 logger = logging.getLogger(__name__)
-REPORTS = logging.getLogger("opentelemetry")
-"""What the SDK reports goes through this logger (FewWarnings)."""
 
 
 class Ended(NamedTuple):
@@ -142,14 +139,14 @@ def phases_of(ended: Sequence[Ended], last: float) -> dict[str, tuple[float, flo
 
     `queue`: until the first iteration; `prefill`: until the first token; `decode`: until `last`, the end. The request
     is in a phase until its first choice leaves the phase. A request that an earlier master accepted has none, as the
-    metrics know no times of it.
+    metrics know no times of it. The engine's thread may still admit a request after `last`, when it was released.
     """
     streams = [entry.stream for entry in ended]
     requests = [stream.request for stream in streams if stream.request is not None]
     if not requests or streams[0].is_resumed:
         return {}
     queued = min(request.arrived_at for request in requests)
-    admitted = min((request.admitted_at for request in requests if request.admitted_at), default=0.0)
+    admitted = min((request.admitted_at for request in requests if 0 < request.admitted_at <= last), default=0.0)
     first = min((stream.first for stream in streams if stream.first), default=0.0)
     phases = {"queue": (queued, admitted or last)}
     if admitted:
@@ -164,7 +161,7 @@ def attributes_of(trace: Trace, ended: Sequence[Ended]) -> dict[str, AttributeVa
     streams = [entry.stream for entry in ended]
     submission = streams[0].submission
     requests = [stream.request for stream in streams if stream.request is not None]
-    of_prompts = [stream for stream in streams if not stream.submission.sampling.choice]  # each prompt counts once
+    of_prompts = one_of_each_prompt(streams)
     num_input = sum(stream.num_prompt_tokens for stream in of_prompts)
     num_output = sum(stream.num_generated for stream in streams)
     num_cached = sum(stream.request.num_cached for stream in of_prompts if stream.request is not None)
@@ -197,6 +194,16 @@ def attributes_of(trace: Trace, ended: Sequence[Ended]) -> dict[str, AttributeVa
     return attributes
 
 
+def one_of_each_prompt(streams: Sequence[RequestStream]) -> list[RequestStream]:
+    """Return the first choice of each prompt.
+
+    An earlier master may have finished the first choices of a resumed request, whose choices share their prompts.
+    """
+    if streams[0].is_resumed:
+        return list({id(stream.submission.prompt): stream for stream in reversed(streams)}.values())
+    return [stream for stream in streams if not stream.submission.sampling.choice]
+
+
 def latencies_of(phases: Mapping[str, tuple[float, float]], seconds: float, arrived: float) -> dict[str, float]:
     """Return vLLM's attributes of times, in seconds. `seconds`: from the arrival of the request to its end."""
     latencies = {"gen_ai.latency.e2e": seconds}
@@ -222,23 +229,6 @@ def note_failure(span: Span, ended: Sequence[Ended]) -> None:
     span.set_status(Status(StatusCode.ERROR, text or aborted))
 
 
-class FewWarnings(logging.Handler):
-    """Logs what the SDK reports as warnings of one line, each once in LOG_SECONDS: every failed export reports."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._next: dict[str, float] = {}
-        """When a message, without its values, may be logged again."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        now = time.monotonic()
-        if now >= self._next.get(record.msg, 0.0):
-            self._next[record.msg] = now + LOG_SECONDS
-            cause = f": {record.exc_info[1]!r}" if record.exc_info else ""  # False in records of the gRPC exporter
-            logger.warning("%s: %s%s (logged once a minute)", OPTION, record.getMessage(), cause)
-
-
 def exporter_of(endpoint: str, protocol: str) -> SpanExporter:
     """Return the SDK's exporter for a protocol, "grpc" or "http/protobuf"; raise ConfigurationError.
 
@@ -254,20 +244,26 @@ def exporter_of(endpoint: str, protocol: str) -> SpanExporter:
         url = urlsplit(endpoint)
         return HttpExporter(url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else endpoint)
     except Exception as error:  # of a value in the environment
-        raise ConfigurationError(f"{OPTION}: an environment variable OTEL_… is not valid: {error}") from error
+        raise invalid_variable(error) from error
+
+
+def check_delay(text: str) -> None:
+    """Raise ValueError for milliseconds between exports for which the SDK's thread could not wait: it would end."""
+    if text.strip().isdecimal() and int(text) / 1000 > threading.TIMEOUT_MAX:
+        raise ValueError(f"{DELAY}={text:.40} is too large")
 
 
 def traces_to(endpoint: str, protocol: str) -> Traces:
     """Return traces that are exported to a collector; raise ConfigurationError for an invalid environment variable."""
-    REPORTS.addHandler(FewWarnings())
-    REPORTS.propagate = False
+    report_few()
     exporter = exporter_of(endpoint, protocol)
     try:
+        check_delay(os.environ.get(DELAY, ""))
         resource = Resource.create()
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # the end of the process waits for nothing
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    except ValueError as error:
-        raise ConfigurationError(f"{OPTION}: an environment variable OTEL_… is not valid: {error}") from error
+    except Exception as error:  # OverflowError, for example
+        raise invalid_variable(error) from error
     return Traces(provider)
