@@ -223,7 +223,7 @@ def test_refused_choices_leave_nothing(recorded, reasons, finished):
 
 @pytest.mark.parametrize("left", [(1, 2), (2,)])
 def test_a_resumed_request_counts_the_prompts_of_the_choices_that_were_left(recorded, left):
-    """The earlier master has finished the others, the first of a prompt among them; choices share the prompt's array."""
+    """The earlier master has finished the first. Choices share the array of their prompt."""
     prompt = array("I", (1, 2, 3))
     streams = [stream_of(submission_of(index, 3, generated=(7,), prompt=prompt)) for index in left]
     end(recorded, *((stream, "stop") for stream in streams))

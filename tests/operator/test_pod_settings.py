@@ -46,6 +46,10 @@ def test_overrides_of_pods_are_passed_on_as_they_are():
         ("http://a:0", False),
         ("http://a/\n", False),
         ("http://$(A-B)", False),
+        ("http://a:65535", True),
+        ("http://a:65536", False),
+        ("http://a:99999/v1", False),
+        ("http://[$(HOST_IP)]:4318", True),
     ],
 )
 def test_a_collector_has_a_url_that_the_master_accepts(url, is_valid):
@@ -55,4 +59,4 @@ def test_a_collector_has_a_url_that_the_master_accepts(url, is_valid):
         assert not is_valid
     else:
         assert is_valid
-        collector_url(url.replace("$(HOST_IP)", "10.0.0.1"))
+        collector_url(url.replace("$(HOST_IP)", "fd00::1" if "[" in url else "10.0.0.1"))
