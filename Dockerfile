@@ -60,7 +60,9 @@ RUN install-packages --no-deps --require-hashes -r images/master.txt && \
     /opt/pip/bin/python -m pip --python /opt/orca/bin/python check && \
     /opt/orca/bin/python tools/trim_packages.py fastapi.middleware.cors google.protobuf.internal.builder \
       google.protobuf.runtime_version grpc grpc._utilities httptools huggingface_hub.hf_api jinja2.sandbox \
-      obstore.store prometheus_client pydantic.alias_generators tokenizers uvicorn yaml && \
+      obstore.store opentelemetry.exporter.otlp.proto.grpc.trace_exporter \
+      opentelemetry.exporter.otlp.proto.http.trace_exporter opentelemetry.sdk.trace.export prometheus_client \
+      pydantic.alias_generators tokenizers uvicorn yaml && \
     /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /opt/orca/sbom.cdx.json /opt/orca/bin/python
 
 FROM packages AS worker-packages

@@ -108,7 +108,7 @@ def test_child_interpreters_do_not_import_from_the_current_folder():
                 "orca_master.commands.server",
                 "orca_master.cli",
             ],
-            ["torch", "numpy", "transformers"],
+            ["torch", "numpy", "transformers", "opentelemetry.sdk"],
         ),
         (["orca_worker.serving", "orca_worker.controller", "orca_worker.fetch"], ["torch", "transformers", "fastapi"]),
         (["orca_operator.cli"], ["torch", "fastapi", "grpc", "google.protobuf"]),

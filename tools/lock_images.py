@@ -23,7 +23,11 @@ FOLDER = ROOT / "images"
 INIT = "dumb-init"
 BUILD_TOOLS = ("pip", "cyclonedx-bom")
 """Tools beside the build system of pyproject.toml: the installer of the packages, and the writer of the SBOM."""
-EXTRAS = {"operator": ("operator",), "master": ("base", "hub", "s3"), "worker": ("base", "hub", "s3", "worker")}
+EXTRAS = {
+    "operator": ("operator",),
+    "master": ("base", "hub", "s3", "traces"),
+    "worker": ("base", "hub", "s3", "traces", "worker"),
+}
 """Requirements of each image: `base` or an extra of pyproject.toml."""
 CUDA = re.compile(r"torch|triton|cupy-|nvidia-|cuda-")
 """Names of the packages in cuda.txt."""

@@ -27,6 +27,7 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--max-model-len": "model.maxModelLen",
     "--max-queue-depth": "scheduler.maxQueueDepth",
     "--model": "model.uri",
+    "--otlp-traces-endpoint": "master.otlpTracesEndpoint",
     "--no-enable-prefix-caching": "scheduler.prefixCaching",
     "--pipeline": "replicas",
     "--port": "",

@@ -16,6 +16,11 @@ from orca_operator.structural import PRESERVE
 
 OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", PRESERVE: True})]
 """A map whose fields the CRD does not list."""
+VARIABLE = r"\$\([A-Za-z_][A-Za-z0-9_]*\)"
+HOST = rf"([A-Za-z0-9._-]+|{VARIABLE}|\[([0-9A-Fa-f:.]+|{VARIABLE})\])"
+PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+COLLECTOR_URL = rf"^(https?|grpc)://{HOST}(:{PORT})?(/[!-~]*)?$"
+"""What `orca master --otlp-traces-endpoint` accepts, or with a variable as the host becomes."""
 
 
 class Resources(Part):
@@ -99,6 +104,12 @@ class MasterSettings(PodSettings):
     )
     journal: Journal | None = Field(
         None, description="The journal of accepted requests, which a restarted master finishes."
+    )
+    otlp_traces_endpoint: Annotated[str, Field(pattern=COLLECTOR_URL, max_length=1024)] | None = Field(
+        None,
+        description="OTLP collector that gets a span per request, such as http://collector.monitoring:4317. The host "
+        "may be a variable of the container, as in http://$(HOST_IP):4317, in brackets for IPv6. Protocol, headers and "
+        "sampler are variables of OpenTelemetry in `env`.",
     )
 
 

@@ -310,7 +310,7 @@ class Release(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ended_as: _Optional[_Union[EndedAs, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling", "adapter", "arrived", "thinking_budget")
+    __slots__ = ("request_id", "prompt", "max_gen_tokens", "sampling", "stop_token_ids", "priority", "choices", "cache_salt", "grammar", "pooling", "adapter", "arrived", "thinking_budget", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_GEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class Submission(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     THINKING_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_gen_tokens: int
@@ -337,7 +338,22 @@ class Submission(_message.Message):
     adapter: int
     arrived: float
     thinking_budget: ThinkingBudget
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ..., arrived: _Optional[float] = ..., thinking_budget: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
+    trace: Trace
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_gen_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., adapter: _Optional[int] = ..., arrived: _Optional[float] = ..., thinking_budget: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+
+class Trace(_message.Message):
+    __slots__ = ("request_id", "model", "n", "traceparent", "tracestate")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    n: int
+    traceparent: str
+    tracestate: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
     __slots__ = ("most", "form", "end")

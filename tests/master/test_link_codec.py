@@ -59,7 +59,7 @@ from orca_master.endpoint.response_store import (
 )
 from orca_master.engine.adapter_registry import ServedAdapter
 from orca_master.engine.engine_client import EngineStatus
-from orca_master.engine.messages import Choices, Output, Submission
+from orca_master.engine.messages import Choices, Output, Submission, Trace
 from orca_master.engine.progress import Progress
 from orca_master.engine.recovery import Recovery
 from orca_master.scheduling.allowed_tokens import AllowedTokens
@@ -138,6 +138,7 @@ submissions = build(
     ),
     thinking=st.none(),
     choices=st.none() | build(Choices, group_id=texts, count=st.integers(1, 2**32 - 1), num_tokens=uint64),
+    trace=st.none() | build(Trace, request_id=texts, model=texts, n=uint32, traceparent=texts, tracestate=texts),
 )
 http_limits = build(
     HttpLimits,
@@ -280,6 +281,7 @@ CARRIED = {
     StopResponse: pb.StopResponse,
     StoreLimits: pb.StoreLimits,
     Submission: pb.Submission,
+    Trace: pb.Trace,
     SamplingParameters: engine_pb2.Sampling,
     Hello: pb.Hello,
     EndpointConfig: pb.EndpointConfig,
@@ -400,6 +402,13 @@ def test_an_end_that_is_none_of_the_metrics_is_refused():
         encode_to_master(Release("a", "label"))
 
 
+def test_the_name_of_a_model_is_cut_for_spans():
+    submission = Submission("a", (1,), 1, SamplingParameters(), frozenset(), trace=Trace("a", "\udcff" * 300))
+    message = decode_to_master(encode_to_master(Submit(0, submission)))
+    assert isinstance(message, Submit)
+    assert message.submission.trace == Trace("a", ("\\udcff" * 300)[:MAX_ID])
+
+
 @given(st.binary(max_size=200) | st.tuples(to_master.map(encode_to_master), st.binary(max_size=9)).map(b"".join))
 def test_the_master_takes_any_bytes(data):
     """They are a message of the closed set, or LinkError."""
@@ -432,6 +441,8 @@ def test_an_api_process_takes_any_bytes(data):
         pb.ToMaster(unload_adapter=pb.UnloadAdapter(name="x", owner="a" * (MAX_ID + 1))),
         pb.ToMaster(count_response=pb.CountResponse(route="/" * (MAX_ID + 1), status=200)),
         pb.ToMaster(count_response=pb.CountResponse(route="/", status=600)),
+        pb.ToMaster(submit=pb.Submit(submission=pb.Submission(trace=pb.Trace(model="a" * (MAX_ID + 1))))),
+        pb.ToMaster(submit=pb.Submit(submission=pb.Submission(trace=pb.Trace(tracestate="a" * 2049)))),
     ],
     ids=[
         "empty",
@@ -442,6 +453,8 @@ def test_an_api_process_takes_any_bytes(data):
         "long owner of an unload",
         "long route",
         "no status",
+        "long model of a span",
+        "long parent of a span",
     ],
 )
 def test_what_no_api_process_sends_ends_the_link(message):

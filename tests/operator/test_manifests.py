@@ -87,6 +87,36 @@ def test_the_master_has_a_journal_that_survives_its_container_or_its_pod(master,
         assert (options["--journal"], options["--resume-window"]) == (f"{mounts['orca-journal']}/{folder}", window)
 
 
+def test_a_master_with_a_collector_names_itself_in_its_spans():
+    """Kubernetes expands $(POD_NAME), which the container has before it, and a variable in the URL."""
+
+    def container(master: dict) -> dict:
+        (deployment,) = (found for found in manifests(merged(MINIMAL, master=master)) if found["kind"] == "Deployment")
+        (found,) = deployment["spec"]["template"]["spec"]["containers"]
+        return found
+
+    url = "http://$(HOST_IP):4317"
+    own = [{"name": "OTEL_SERVICE_NAME", "value": "mine"}]
+    traced = container({"otlpTracesEndpoint": url, "env": own})
+    options = dict(zip(traced["args"], traced["args"][1:], strict=False))
+    assert options["--otlp-traces-endpoint"] == url
+    order = [entry["name"] for entry in traced["env"]]
+    values = {entry["name"]: entry.get("value") for entry in traced["env"]}
+    assert order.index("POD_NAME") < order.index("OTEL_RESOURCE_ATTRIBUTES")
+    revision = context(merged(MINIMAL, master={"otlpTracesEndpoint": url, "env": own})).revision
+    assert values["OTEL_RESOURCE_ATTRIBUTES"] == (
+        f"k8s.namespace.name=default,k8s.deployment.name=demo-{revision}-master,"
+        "k8s.pod.name=$(POD_NAME),k8s.pod.uid=$(POD_UID)"
+    )
+    assert values["OTEL_SERVICE_NAME"] == "mine"
+    assert {entry["name"]: entry.get("value") for entry in container({"otlpTracesEndpoint": url})["env"]}[
+        "OTEL_SERVICE_NAME"
+    ] == "demo"
+    plain = container({})
+    assert "--otlp-traces-endpoint" not in plain["args"]
+    assert not [entry for entry in plain["env"] if entry["name"].startswith("OTEL_")]
+
+
 @pytest.mark.parametrize(
     ("backend", "resources", "there"),
     [

@@ -23,7 +23,7 @@ LIVE = {"policy": "--scheduling-policy", "max_expected_wait_seconds": "--max-exp
 
 @pytest.mark.parametrize("tls", ["selfSigned", "off"])
 def test_every_option_of_the_rendered_commands_is_listed(tls):
-    for changes in ({}, {"master": {"apiProcesses": 1}}):
+    for changes in ({}, {"master": {"apiProcesses": 1, "otlpTracesEndpoint": "http://a:4317"}}):
         rendered = context(merged(EVERY_OPTION, tls={"mode": tls}, **changes))
         commands = [
             (master_deployment(rendered), MASTER_OPTIONS),

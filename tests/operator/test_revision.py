@@ -39,6 +39,7 @@ def test_what_changes_pods_makes_a_revision_and_nothing_else_does():
         {"model": {"uri": "hf://o/m", "secretRef": {"name": "one"}}},
         {"model": {"uri": "hf://o/m", "secretRef": {"name": "two"}}},
         {"master": {"journal": {"claimName": "one"}}}, {"model": {"uri": "hf://o/m", "cache": {"claimName": "one"}}},
+        {"master": {"otlpTracesEndpoint": "http://a:4317"}},
     ]  # fmt: skip
     hashes = {revision_hash(context({**MINIMAL, **change}).spec) for change in pod_changes}
     assert len(hashes) == len(pod_changes)

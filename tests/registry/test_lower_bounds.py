@@ -19,7 +19,7 @@ OF_THE_PACKAGE = ("protobuf", "grpcio", "uvicorn", "httptools", "pydantic", "tqd
 OF_ITS_TESTS = ("grpcio-tools", "cryptography")
 TESTS = ("tests/protos", "tests/contract/test_message.py", "tests/contract/test_rank_environment.py")
 
-EXTRAS = ("hub", "operator", "s3")
+EXTRAS = ("hub", "operator", "s3", "traces")
 """The extras that do not need torch."""
 IMPORT_ALL = """
 import importlib, pkgutil, sys

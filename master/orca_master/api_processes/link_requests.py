@@ -11,8 +11,9 @@ from orca_contract.model_choices import Pooling
 from orca_protos import engine_link_pb2 as pb
 from orca_protos import engine_pb2
 
-from orca_master.api_processes.link_messages import LinkError
-from orca_master.engine.messages import Choices, Output, Submission
+from orca_master.api_processes.link_messages import MAX_ID, LinkError, bounded
+from orca_master.endpoint.trace_parent import MAX_PARENT_LENGTH, MAX_STATE_LENGTH
+from orca_master.engine.messages import Choices, Output, Submission, Trace
 from orca_master.scheduling.constraint import Grammar, GrammarKind
 from orca_master.scheduling.request import FinishReason
 from orca_master.scheduling.sampling_parameters import ValueOutOfRangeError, sampling_of
@@ -78,6 +79,10 @@ def fill_submission(message: pb.Submission, submission: Submission) -> None:
     if (budget := submission.thinking_budget) is not None:
         message.thinking_budget.most, message.thinking_budget.form = budget.most, budget.form
         message.thinking_budget.end.extend(budget.end)
+    if (trace := submission.trace) is not None:
+        message.trace.request_id, message.trace.model = trace.request_id, text(trace.model)[:MAX_ID]
+        message.trace.n = trace.n
+        message.trace.traceparent, message.trace.tracestate = trace.traceparent, trace.tracestate
 
 
 def submission_of(message: pb.Submission) -> Submission:
@@ -104,6 +109,7 @@ def submission_of(message: pb.Submission) -> Submission:
         adapter=message.adapter,
         arrived=message.arrived,
         thinking_budget=_thinking_of(message.thinking_budget) if message.HasField("thinking_budget") else None,
+        trace=_trace_of(message.trace) if message.HasField("trace") else None,
     )
 
 
@@ -119,6 +125,13 @@ def _thinking_of(message: pb.ThinkingBudget) -> ThinkingBudget:
     if message.form not in REASONING_FORMATS or not message.end:
         raise LinkError(f"a limit of a reasoning of format {message.form!r:.100} with {len(message.end)} tokens")
     return ThinkingBudget(message.most, message.form, tuple(message.end))
+
+
+def _trace_of(message: pb.Trace) -> Trace:
+    parent, state = message.traceparent, message.tracestate
+    if len(parent) > MAX_PARENT_LENGTH or len(state) > MAX_STATE_LENGTH:  # as `parent_of` lets pass
+        raise LinkError(f"a parent of a span of {len(parent)} and {len(state)} characters")
+    return Trace(bounded(message.request_id), bounded(message.model), message.n, parent, state)
 
 
 def _choices_of(message: pb.Choices) -> Choices:

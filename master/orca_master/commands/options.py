@@ -29,6 +29,7 @@ from orca_master.commands.batch_options import add_batch_options, batch_config
 from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.commands.response_options import add_response_options, store_limits
 from orca_master.commands.scheduling_options import add_scheduling_options, target_itl
+from orca_master.commands.trace_options import add_trace_options, check_traces
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, lasting_path, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
@@ -114,6 +115,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a JSON line per iteration, with its batch and the times of each stage",
     )
+    add_trace_options(parser)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -193,7 +195,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_engine_options(arguments: argparse.Namespace, device: Device) -> None:
-    """Raise ConfigurationError for an option that workers on a device refuse."""
+    """Raise ConfigurationError for an option that workers on a device refuse, or for traces that cannot be sent."""
+    check_traces(arguments.otlp_traces_endpoint)
     if refusal := attention_refusal(arguments.attention_backend, device):
         raise ConfigurationError(f"--attention-backend {refusal}")
 
@@ -223,6 +226,7 @@ def engine_config(arguments: argparse.Namespace, pipeline_parallel_size: int) ->
         max_recovery_wait=float(arguments.max_recovery_wait),
         drain_timeout=float(arguments.drain_timeout),
         iteration_log=arguments.iteration_log,
+        traces_endpoint=arguments.otlp_traces_endpoint,
         runtime_adapters=arguments.enable_runtime_adapters,
     )
 

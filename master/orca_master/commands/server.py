@@ -28,6 +28,7 @@ from orca_master.commands.load_progress import load_progress
 from orca_master.commands.ports import SIGNALS, Ports, stop_on_signals
 from orca_master.commands.start_report import start_report
 from orca_master.commands.stored_requests import engine_adapters, stored_requests
+from orca_master.commands.trace_options import traces_protocol
 from orca_master.endpoint.admin import create_admin_app, create_probes
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.config import EndpointConfig
@@ -35,6 +36,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.engine_thread import EngineThread
 from orca_master.engine.messages import EngineObserver, Observers
+from orca_master.engine.request_stream import RequestTraces
 from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.garbage import freeze_and_bound
 from orca_master.journal.config import JournalConfig
@@ -200,7 +202,13 @@ def make_engine(topology: Topology, config: EngineConfig, metrics: Metrics, rest
     observer: EngineObserver = metrics
     if config.iteration_log is not None:
         observer = Observers(metrics, IterationLog(config.iteration_log, topology.pipeline_parallel_size, restarted))
-    engine = EngineThread(topology, config, observer, metrics)
+    traces: RequestTraces | None = None
+    if (endpoint := config.traces_endpoint) is not None:
+        # OpenTelemetry's SDK is an extra.
+        from orca_master.metrics.request_traces import traces_to
+
+        traces = traces_to(endpoint, traces_protocol(endpoint))
+    engine = EngineThread(topology, config, observer, metrics, traces)
     metrics.watch(engine.engine)
     return engine
 

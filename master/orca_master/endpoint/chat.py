@@ -35,6 +35,7 @@ from orca_master.endpoint.prompt_logprobs import SLICE_NUMBERS, PromptNumbers, T
 from orca_master.endpoint.recorded_body import CHAT
 from orca_master.endpoint.responding import respond
 from orca_master.endpoint.token_choice import check_min_tokens
+from orca_master.endpoint.trace_parent import parent_of
 from orca_master.engine.request_limits import check_generates, check_length
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.text.tokenizer import TextCodec
@@ -281,7 +282,7 @@ async def chat_generation(endpoint: Endpoint, body: ChatCompletionRequest, reque
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         check_length(len(prompt), max_tokens, status.max_model_len, status.num_slots, field, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, limit, owner)
+    return endpoint.generator.prepare(prefix, body, [prompt], max_tokens, logprobs, limit, owner, parent_of(request))
 
 
 def add_chat(app: FastAPI, endpoint: Endpoint) -> None:

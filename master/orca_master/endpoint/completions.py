@@ -25,6 +25,7 @@ from orca_master.endpoint.prompt_logprobs import (
 )
 from orca_master.endpoint.recorded_body import COMPLETIONS
 from orca_master.endpoint.responding import respond
+from orca_master.endpoint.trace_parent import parent_of
 from orca_master.text.tokenizer import TextCodec
 
 
@@ -203,7 +204,8 @@ def add_completions(app: FastAPI, endpoint: Endpoint) -> None:
         endpoint.check(body.model, owner)
         async with limit.applied():
             prompts = await token_prompts(body, endpoint, owner)
-        generation = endpoint.generator.prepare("cmpl-", body, prompts, body.max_tokens, body.logprobs, limit, owner)
+        tokens, logprobs, parent = body.max_tokens, body.logprobs, parent_of(request)
+        generation = endpoint.generator.prepare("cmpl-", body, prompts, tokens, logprobs, limit, owner, parent)
         style = CompletionFormat(body, endpoint.name_of(body.model), endpoint.codec)
         recorder = endpoint.recorder(COMPLETIONS, body, generation, request)
         return await respond(request, body, endpoint.generator, generation, style, recorder)

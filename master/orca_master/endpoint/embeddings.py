@@ -14,6 +14,7 @@ import secrets
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
 
@@ -30,8 +31,9 @@ from orca_master.endpoint.generation import salt_of
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.endpoint.token_choice import check_token_ids
+from orca_master.endpoint.trace_parent import parent_of
 from orca_master.engine.engine_client import EngineClient, EngineStatus
-from orca_master.engine.messages import Choices, Output, Submission
+from orca_master.engine.messages import Choices, Output, Submission, Trace
 from orca_master.engine.request_limits import check_together
 from orca_master.errors import CONTEXT_EXCEEDED, EngineError, RequestError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
@@ -162,11 +164,21 @@ def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus, most: in
 
 
 def submissions_of(
-    inputs: Sequence[Sequence[int]], pooling: Pooling, priority: int, cache_salt: str, adapter: int, arrived: float
+    inputs: Sequence[Sequence[int]],
+    pooling: Pooling,
+    priority: int,
+    cache_salt: str,
+    adapter: int,
+    arrived: float,
+    parent: Trace | None = None,
 ) -> list[Submission]:
-    """Return the submissions of a request's inputs, which the queue accepts together or not at all."""
+    """Return the submissions of a request's inputs, which the queue accepts together or not at all.
+
+    `parent`: of the request's span, with the model's name; None for no span.
+    """
     name = f"embd-{secrets.token_hex(16)}"
     together = Choices(name, len(inputs), sum(map(len, inputs))) if len(inputs) > 1 else None
+    trace = None if parent is None else replace(parent, request_id=name)
     return [
         Submission(
             f"{name}-{index}",
@@ -180,6 +192,7 @@ def submissions_of(
             pooling=pooling,
             adapter=adapter,
             arrived=arrived,
+            trace=trace,
         )
         for index, tokens in enumerate(inputs)
     ]
@@ -234,6 +247,7 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
         check_inputs(inputs, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
         adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
         pooling = endpoint.config.embedding_pooling
-        submissions = submissions_of(inputs, pooling, body.priority, salt, adapter, limit.arrived)
+        parent = replace(parent_of(request), model=endpoint.name_of(body.model))
+        submissions = submissions_of(inputs, pooling, body.priority, salt, adapter, limit.arrived, parent)
         run = EmbeddingRun(endpoint.engine, submissions)
         return await deliver_body(request, _answer(endpoint, body, run, limit))

@@ -27,13 +27,14 @@ from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.endpoint.served_models import ServedModels
 from orca_master.endpoint.token_choice import check_min_tokens, check_token_ids, check_tokens, sampling_values, stops_of
 from orca_master.engine.engine_client import EngineClient
-from orca_master.engine.messages import Choices, Submission
+from orca_master.engine.messages import Choices, Submission, Trace
 from orca_master.engine.request_limits import check_choices, check_generates
 from orca_master.errors import RequestError, RequestTimeoutError
 from orca_master.scheduling.sampling_parameters import SamplingParameters
 from orca_master.text.tokenizer import TextCodec
 
 CANCELLED = "cancelled: the client closed the connection"
+NO_PARENT = Trace()
 
 
 def salt_of(owner: str, cache_salt: str | None) -> str:
@@ -111,11 +112,12 @@ class Generator:
         logprobs: int | None,
         limit: TimeLimit | None = None,
         owner: str = "",
+        parent: Trace = NO_PARENT,
     ) -> Generation:
         """Create the choices of a request. `limit`: None for a request that arrives now and has no timeout.
 
         `prefix`: of the request's id. `owner`: digest of the client's key; requests of different owners share no K/V
-        blocks.
+        blocks. `parent`: of the request's span, see `parent_of`.
 
         Raises RequestError for a model that only embeds, invalid token ids, and more choices than the queue can ever
         hold, QueueFullError for more than now, ModelNotFoundError for an adapter unloaded since `Endpoint.check`.
@@ -154,6 +156,7 @@ class Generator:
             owner,
             self.models.number_of(body.model, owner),
             limit.arrived,
+            parent,
         )
         return replace(generation, timeout=limit.timeout)
 
@@ -170,10 +173,11 @@ class Generator:
         owner: str,
         adapter: int,
         arrived: float,
+        parent: Trace = NO_PARENT,
     ) -> Generation:
         """Create the choices of a request that was checked before, with the adapter of a number.
 
-        `arrived`: see Submission.
+        `arrived`: see Submission. `parent`: see `prepare`.
         """
         stop = stops_of(body, self._codec)
         salt = salt_of(owner, body.cache_salt)
@@ -185,6 +189,7 @@ class Generator:
         if body.num_choices > body.n and logprobs is None:
             logprobs = 0  # decides which are the best
         group = Choices(request_id, count, num_tokens) if count > 1 else None
+        trace = replace(parent, request_id=request_id, model=self.models.name_of(body.model), n=body.n)
         budgets = [self._answers.thinking_budget(body, prompt, grammar, generated) for prompt in prompts]
         shared = [array("I", prompt) for prompt in prompts]
         shared_parameters = sampling_values(body, self._codec) | {"logprobs": logprobs}
@@ -208,6 +213,7 @@ class Generator:
                 adapter=adapter,
                 arrived=arrived,
                 thinking_budget=budgets[prompt_index],
+                trace=trace,
             )
             decoder = self._codec.decoder(
                 body.stop_strings,

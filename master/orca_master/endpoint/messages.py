@@ -24,6 +24,7 @@ from orca_master.endpoint.messages_events import Event, MessageEvents, message_o
 from orca_master.endpoint.middleware import MESSAGES, owner_of
 from orca_master.endpoint.recorded_body import CHAT
 from orca_master.endpoint.responding import STATUSES, status_and_code
+from orca_master.endpoint.trace_parent import parent_of
 from orca_master.errors import RequestError
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -43,7 +44,8 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
             prompt = await chat_prompt(endpoint, chat, owner)
         # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
         max_tokens = min(body.max_tokens, room_after(endpoint, prompt))
-        generation = endpoint.generator.prepare("msg_", chat, [prompt], max_tokens, None, limit, owner)
+        parent = parent_of(request)
+        generation = endpoint.generator.prepare("msg_", chat, [prompt], max_tokens, None, limit, owner, parent)
         pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
         events = _events_of(endpoint, body, chat, generation, fills_context=max_tokens < body.max_tokens)
         if body.stream:

@@ -58,10 +58,11 @@ class EngineConfig:
     none (speculation.py); `enforce_eager`: no CUDA graphs;
     `attention_backend`: who computes the attention of GPUs; `all_reduce`: sum over the ranks of a worker on GPUs;
     `deterministic`: exactness level L2 or no start (docs/contracts.md, section 7); `iteration_log`: see
-    iteration_log.py. `tls`: certificates for calls to workers on TCP, None for plain text. `restarted`: the engine
-    takes the place of a killed one and uses its workers. The first pipeline that serves completes the start, and a
-    pipeline that cannot be formed counts as lost. `runtime_adapters`: folder on the workers below which adapters may be
-    loaded while the engine runs, None: none is (runtime_adapters.py). `master_id`: by which workers know this master
+    iteration_log.py; `traces_endpoint`: collector of traces, None for none (request_traces.py). `tls`: certificates for
+    calls to workers on TCP, None for plain text. `restarted`: the engine takes the place of a killed one and uses its
+    workers. The first pipeline that serves completes the start, and a pipeline that cannot be formed counts as lost.
+    `runtime_adapters`: folder on the workers below which adapters may be loaded while the engine runs, None: none is
+    (runtime_adapters.py). `master_id`: by which workers know this master
     from others (earlier_master.py).
     """
 
@@ -90,6 +91,7 @@ class EngineConfig:
     max_recovery_wait: float = 60.0
     drain_timeout: float = 30.0
     iteration_log: Path | None = None
+    traces_endpoint: str | None = None
     tls: TlsFolder | None = None
     restarted: bool = False
     runtime_adapters: Path | None = None

@@ -93,7 +93,7 @@ class Dispatcher:
             proposal = select(supervisor)
             if proposal:
                 batch, now = self._scheduler.dispatch(supervisor.id, proposal), time.monotonic()
-                _note_sent(batch, now)
+                _note_sent(supervisor.id, batch, now)
                 self._expected_wait.note_sent(batch, now)
                 sequence = supervisor.send(batch)
                 self._masks.note_sent(supervisor, sequence, batch)
@@ -101,6 +101,8 @@ class Dispatcher:
                 self._observer.on_dispatch(sequence, batch)
             if proposal.preempted:
                 self._observer.on_preemption(len(proposal.preempted))
+                for request in proposal.preempted:
+                    request.num_preemptions += 1
         except Exception as error:
             logger.exception("pipeline %s is abandoned after an internal error", supervisor.id)
             self._losses.note(supervisor.id, (selection.request for selection in proposal.selections))
@@ -109,10 +111,12 @@ class Dispatcher:
         return bool(proposal)
 
 
-def _note_sent(batch: Batch, now: float) -> None:
-    """Note a batch in its requests: the time of a first iteration, and that the draft model is to draft."""
+def _note_sent(pipeline: str, batch: Batch, now: float) -> None:
+    """Note a batch in its requests: pipeline, time of a first iteration, and that the draft model is to draft."""
     for scheduled in batch.requests:
-        if scheduled.admitted and scheduled.incarnation == 0:
-            scheduled.request.admitted_at = now
+        if scheduled.admitted:
+            scheduled.request.pipeline = pipeline
+            if scheduled.incarnation == 0:
+                scheduled.request.admitted_at = now
         if scheduled.num_drafts and scheduled.request.drafter is not None:
             scheduled.request.drafter.note_drafting()

@@ -45,6 +45,7 @@ from orca_master.errors import ConfigurationError, EngineUnavailableError
 from orca_master.scheduling.batch import Batch
 from orca_master.scheduling.kv_ledger import LEDGERS, kv_usage
 from orca_master.scheduling.policies import POLICIES
+from orca_master.scheduling.request import Request
 from orca_master.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,7 @@ class EngineMaster:
         self.config, self._deliver = config, deliver
         self._pipelines = PipelineSet(topology, self, make_workers, config.runtime_adapters)
         self.adapters = self._pipelines.adapters
-        self.on_departure = self._pipelines.departures.note
-        self.begin_drain = self._pipelines.departures.begin_drain
+        self.on_departure, self.begin_drain = self._pipelines.departures.note, self._pipelines.departures.begin_drain
         self._admission = Admission(self.scheduler, config)
         ends = deliver, observer, self.on_change
         self._requests = LiveRequests(self.scheduler, self._admission, self._pipelines.check_fits, *ends)
@@ -146,21 +146,21 @@ class EngineMaster:
             self._refuse_misfits_now_and_later()
         self._dispatch()
 
-    def submit(self, submission: Submission) -> None:
-        """Add a request to the pool, where it waits until the engine serves.
+    def submit(self, submission: Submission) -> Request:
+        """Add a request to the pool, where it waits until the engine serves; return it.
 
         Raises QueueFullError, EngineUnavailableError, or RequestError for a request that can never fit or has a value
         out of the protocol's range.
         """
-        recovers = self._state is EngineState.RECOVERING
         refusal = self._pipelines.refusal(submission)
-        over = self._state in (EngineState.FAILED, EngineState.STOPPED) or (recovers and self._patience.is_over)
-        if refusal or over:
+        gives_up = self._state is EngineState.RECOVERING and self._patience.is_over
+        if refusal or gives_up or self._state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailableError(refusal or self._failure)
         check_priority(submission, self.config.scheduling_policy)
         self.adapters.check_new(submission.adapter)
-        self._requests.accept(submission)
+        request = self._requests.accept(submission)
         self._dispatch()
+        return request
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request; do nothing if the request has ended."""

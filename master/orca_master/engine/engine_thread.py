@@ -25,7 +25,8 @@ from orca_master.engine.engine_client import EngineClient, EngineStatus
 from orca_master.engine.engine_master import EngineMaster
 from orca_master.engine.messages import EngineObserver, Output, RequestMetrics, Submission
 from orca_master.engine.progress import Progress
-from orca_master.engine.request_stream import RequestStream
+from orca_master.engine.request_stream import RequestStream, RequestTraces
+from orca_master.scheduling.request import Request
 from orca_master.text.grammar_compiler import GrammarCompiler
 from orca_master.threads import start_thread
 
@@ -46,12 +47,18 @@ class EngineThread(EngineClient):
     """
 
     def __init__(
-        self, topology: Topology, config: EngineConfig, observer: EngineObserver, metrics: RequestMetrics
+        self,
+        topology: Topology,
+        config: EngineConfig,
+        observer: EngineObserver,
+        metrics: RequestMetrics,
+        traces: RequestTraces | None = None,
     ) -> None:
         self.engine = EngineMaster(topology, config, self._deliver, observer)
         self.config = config
         self.draining = False
         self._metrics = metrics
+        self._traces = traces
         self.grammars = GrammarCompiler(Path(topology.model.path), metrics.on_grammar)
         self._own_loop = asyncio.get_running_loop()
         self._engine_loop = asyncio.new_event_loop()
@@ -135,6 +142,8 @@ class EngineThread(EngineClient):
         await self.grammars.close()
         self._engine_loop.call_soon_threadsafe(self._engine_loop.stop)
         self._thread.join(timeout=JOIN_SECONDS)
+        if self._traces is not None:
+            await self._traces.close()
 
     async def apply(self, topology: Topology) -> None:
         """See EngineMaster.apply."""
@@ -170,6 +179,8 @@ class EngineThread(EngineClient):
         """See EngineClient."""
         stream = RequestStream.of(submission, receive)
         self._streams[submission.request_id] = stream
+        if self._traces is not None:
+            self._traces.begin(stream)
         if submission.grammar is not None or submission.thinking_budget is not None:
             stream.submitting = self._own_loop.create_task(self._submit_constrained(submission))
             return stream.submitting
@@ -182,8 +193,7 @@ class EngineThread(EngineClient):
             self._own_loop.call_soon(stream.submitting.cancel)  # after the task has begun: it returns then
         if not stream.ended:
             self._num_unfinished -= stream.counted
-            if ended_as is not None:
-                stream.note_end(self._metrics, ended_as, time.monotonic())
+            self._note_end(stream, ended_as, "", time.monotonic())
         self._engine_loop.call_soon_threadsafe(self.engine.cancel, request_id)
 
     def note_response(self, route: str, status: int) -> None:
@@ -216,19 +226,19 @@ class EngineThread(EngineClient):
         self._num_unfinished += 1
         stream.counted = True
         accepted: asyncio.Future[None] = self._own_loop.create_future()
-        self._engine_loop.call_soon_threadsafe(self._submit, submission, accepted)
+        self._engine_loop.call_soon_threadsafe(self._submit, submission, stream, accepted)
         return accepted
 
-    def _submit(self, submission: Submission, accepted: asyncio.Future[None]) -> None:
+    def _submit(self, submission: Submission, stream: RequestStream, accepted: asyncio.Future[None]) -> None:
         """Submit on the engine's loop. A callback like that of `release`: a task would begin after a later release."""
         if accepted.cancelled():
             return
-        refusal: Exception | None = None
+        result: Request | Exception
         try:
-            self.engine.submit(submission)
+            result = self.engine.submit(submission)
         except Exception as error:  # raised to the caller of `submit`
-            refusal = error
-        self._own_loop.call_soon_threadsafe(_settle, accepted, refusal)
+            result = error
+        self._own_loop.call_soon_threadsafe(_settle, stream, accepted, result)
 
     def _deliver(self, outputs: list[Output]) -> None:
         self._own_loop.call_soon_threadsafe(self._distribute, outputs)
@@ -243,14 +253,25 @@ class EngineThread(EngineClient):
             if output.finish_reason is not None:
                 stream.ended = True
                 self._num_unfinished -= 1
-                stream.note_end(self._metrics, output.finish_reason.value, now)
+                self._note_end(stream, output.finish_reason.value, output.error or "", now)
             stream.receive(output)
 
+    def _note_end(self, stream: RequestStream, reason: str | None, error: str, now: float) -> None:
+        """Record the end of a request in metrics and traces. `reason`, `error`: see RequestTraces."""
+        if reason is not None:
+            stream.note_end(self._metrics, reason, now)
+        if self._traces is not None:
+            self._traces.end(stream, reason, error, now)
 
-def _settle(accepted: asyncio.Future[None], refusal: Exception | None) -> None:
-    if refusal is not None and not accepted.cancelled():
-        accepted.set_exception(refusal)
-    elif not accepted.cancelled():
+
+def _settle(stream: RequestStream, accepted: asyncio.Future[None], result: Request | Exception) -> None:
+    if isinstance(result, Request):
+        stream.request = result
+    if accepted.cancelled():
+        return
+    if isinstance(result, Exception):
+        accepted.set_exception(result)
+    else:
         accepted.set_result(None)
 
 

@@ -73,12 +73,12 @@ class LiveRequests:
         """Return the numbers of the adapters that the requests use; 0 stands for the model."""
         return {request.adapter for request in (*self._incomplete, *self._requests.values())}
 
-    def accept(self, submission: Submission) -> None:
+    def accept(self, submission: Submission) -> Request:
         """Add a request to the pool; one of several choices when the last of them has arrived (choice_groups.py).
 
-        The expected wait of the first choice decides about all. Resumed requests, and those of batches, bypass the
-        bounds of the pool and of the expected wait. Raises what `check` raises, QueueFullError, or RequestError if the
-        request cannot be encoded.
+        Returns the request. The expected wait of the first choice decides about all. Resumed requests, and those of
+        batches, bypass the bounds of the pool and of the expected wait. Raises what `check` raises, QueueFullError, or
+        RequestError if the request cannot be encoded.
         """
         request = Request(
             submission.request_id,
@@ -122,6 +122,7 @@ class LiveRequests:
                 asyncio.get_running_loop().call_later(CHOICES_SECONDS, self._fail_overdue)
         self._num_arrived += 1
         self._requests.update((entry.request_id, entry) for entry in waiting)
+        return request
 
     def cancel(self, request_id: str) -> bool:
         """Cancel a request; return False if nothing has changed: it has ended.

@@ -30,6 +30,21 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """What the span of a client's request takes from the endpoint (metrics/request_traces.py).
+
+    `request_id`: of the response; `model`: its name in the response; `n`: choices of each prompt in the response.
+    `traceparent`, `tracestate`: the client's headers (W3C Trace Context), unchecked; "" without them.
+    """
+
+    request_id: str = ""
+    model: str = ""
+    n: int = 1
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A request as submitted by the endpoint; the engine adds its place in the order of arrival.
 
@@ -41,7 +56,7 @@ class Submission:
     `pooling`: of an embedding, whose `max_gen_tokens` is 0. `adapter`: number of the model's adapter, 0 for none.
     `service_class`: BATCH bypasses the bounds of the queue; who submits such requests bounds their number.
     `arrived`: when the client's request arrived, before its texts were tokenized, in seconds of the monotonic clock,
-    which all processes of a host share. The metrics begin there.
+    which all processes of a host share. The metrics begin there. `trace`: None for no span.
     """
 
     request_id: str
@@ -62,6 +77,7 @@ class Submission:
     arrived: float = field(default_factory=time.monotonic)
     thinking_budget: ThinkingBudget | None = None
     thinking: Thinking | None = None
+    trace: Trace | None = None
 
 
 class Output(NamedTuple):

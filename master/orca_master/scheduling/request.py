@@ -84,6 +84,9 @@ class Request:
     """Tokens in the iterations in flight."""
     incarnation: int = 0
     """Rises when in-flight work becomes stale; a result of an older incarnation is ignored."""
+    num_preemptions: int = 0
+    pipeline: str = ""
+    """Id of the pipeline that admitted the request last, "" before."""
     num_losses: int = 0
     """Losses of pipelines that count against this request (losses.py), since its last token."""
     awaits_cause: bool = False

@@ -46,6 +46,9 @@ def master_deployment(context: Context) -> dict[str, Any]:
         arguments += ["--journal", f"{JOURNAL}/{folder}", "--resume-window", str(journal.resume_window_seconds)]
         volumes.append({"name": "orca-journal", **_journal_source(journal)})
         mounts.append({"name": "orca-journal", "mountPath": JOURNAL})
+    if settings.otlp_traces_endpoint is not None:
+        # Not in master.yaml: Kubernetes expands variables in arguments only.
+        arguments += ["--otlp-traces-endpoint", settings.otlp_traces_endpoint]
     tls = pod_tls(context, names.MASTER)
     volumes += tls.volumes
     limits = resources(settings, {}, DEFAULT_REQUESTS)
@@ -57,6 +60,7 @@ def master_deployment(context: Context) -> dict[str, Any]:
         "name": names.MASTER,
         "image": settings.image or context.images.master,
         "args": [*arguments, *tls.options, *settings.extra_args],
+        "env": _trace_env(context) if settings.otlp_traces_endpoint is not None else [],
         "ports": [
             {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": names.PROBE_PORT, "protocol": "TCP"},
@@ -82,6 +86,20 @@ def master_deployment(context: Context) -> dict[str, Any]:
             "template": overlaid(template, settings),
         },
     }
+
+
+def _trace_env(context: Context) -> list[dict[str, Any]]:
+    """Return the variables by which the master's spans name where it runs (OpenTelemetry's semantic conventions)."""
+    attributes = {
+        "k8s.namespace.name": context.namespace,
+        "k8s.deployment.name": names.master(context.name, context.revision),
+        "k8s.pod.name": "$(POD_NAME)",
+        "k8s.pod.uid": "$(POD_UID)",
+    }
+    return [
+        {"name": "OTEL_SERVICE_NAME", "value": context.name},
+        {"name": "OTEL_RESOURCE_ATTRIBUTES", "value": ",".join(f"{key}={value}" for key, value in attributes.items())},
+    ]
 
 
 def _journal_source(journal: Journal) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""The option of request traces, `--otlp-traces-endpoint`, and its check, which needs the packages of an extra."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from urllib.parse import urlsplit
+
+from orca_master.errors import ConfigurationError
+from orca_master.metrics.trace_reports import OPTION, invalid_variable, report_few
+
+PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOLS = ("grpc", "http/protobuf")
+"""The first is vLLM's default."""
+SCHEMES = {"grpc": ("http", "https", "grpc"), "http/protobuf": ("http", "https")}
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
+        OPTION,
+        type=collector_url,
+        metavar="URL",
+        help="OTLP collector that gets a span per request, as http://collector:4317; over HTTP if "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is http/protobuf; needs the extra [traces] (none)",
+    )
+
+
+def collector_url(text: str) -> str:
+    """Parse the URL of a collector."""
+    try:
+        url = urlsplit(text)
+        valid = url.scheme in SCHEMES["grpc"] and bool(url.hostname) and url.port != 0 and text.isascii()
+    except ValueError:
+        valid = False
+    if not valid or any(character.isspace() for character in text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL of a collector, as http://collector:4317")
+    if "@" in url.netloc:
+        raise argparse.ArgumentTypeError(
+            "the URL of a collector has no user or password: set OTEL_EXPORTER_OTLP_HEADERS instead"
+        )
+    return text
+
+
+def traces_protocol(endpoint: str) -> str:
+    """Return the protocol that the environment chooses, one of PROTOCOLS; raise ConfigurationError."""
+    variable = next((name for name in PROTOCOL_VARIABLES if os.environ.get(name)), None)
+    protocol = PROTOCOLS[0] if variable is None else os.environ[variable].strip()
+    if protocol not in PROTOCOLS:
+        raise ConfigurationError(
+            f"{OPTION}: {variable}={protocol} is not supported (choose from {', '.join(PROTOCOLS)})"
+        )
+    if urlsplit(endpoint).scheme not in SCHEMES[protocol]:
+        raise ConfigurationError(f"{OPTION}: {endpoint}: {variable} is {protocol}, which needs http:// or https://")
+    return protocol
+
+
+def check_traces(endpoint: str | None) -> None:
+    """Raise ConfigurationError for a missing package, the protocol, or a variable that is invalid to an import."""
+    if endpoint is None:
+        return
+    protocol = traces_protocol(endpoint)
+    report_few()
+    try:
+        import opentelemetry.sdk.trace
+
+        if protocol == "grpc":
+            import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
+        else:
+            import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{OPTION} needs the extra [traces]: pip install 'orca-serving[traces]' ({error})"
+        ) from error
+    except Exception as error:
+        raise invalid_variable(error) from error
