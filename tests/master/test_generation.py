@@ -378,6 +378,28 @@ def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_own_constraints_end_is_the_clients_error(tmp_path, stream):
+    async def run() -> None:
+        engine = Queue()
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            while not engine.receivers:
+                await asyncio.sleep(0)
+            engine.finish(1, finish_reason=None)
+            engine.finish(1, token=None, finish_reason=FinishReason.CONSTRAINT, error="no token is allowed")
+            answer = await asking
+        error = json.loads(answer.text.split("data: ")[-1])["error"] if stream else answer.json()["error"]
+        assert answer.status_code == (200 if stream else 400)
+        assert error["message"] == "no token is allowed"
+        assert (error["type"], error["code"]) == ("invalid_request_error", "constraint_error")
+
+    asyncio.run(run())
+
+
 def part(*ranks: int) -> pb.PromptLogprobs:
     return pb.PromptLogprobs(logprob=[-0.5] * len(ranks), rank=ranks)
 

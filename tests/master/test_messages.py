@@ -222,7 +222,14 @@ def test_a_silent_stream_has_pings(model, monkeypatch):
     play(scripted, scene)
 
 
-@pytest.mark.parametrize(("reason", "kind"), [(FinishReason.FAULT, "api_error"), (None, "overloaded_error")])
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (FinishReason.FAULT, "api_error"),
+        (None, "overloaded_error"),
+        (FinishReason.CONSTRAINT, "invalid_request_error"),
+    ],
+)
 def test_a_stream_that_fails_ends_with_an_error_event(model, reason, kind):
     class Failing(Late):
         failure = Output("", None, reason, "a worker was lost")

@@ -20,7 +20,13 @@ from orca_protos import engine_pb2 as pb
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
-from orca_master.errors import EngineError, EngineUnavailableError, RequestTimeoutError
+from orca_master.errors import (
+    CONSTRAINT_ERROR,
+    EngineError,
+    EngineUnavailableError,
+    RequestError,
+    RequestTimeoutError,
+)
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.detokenizer import IncrementalDecoder
 
@@ -197,10 +203,12 @@ def groups_of(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         yield entries[start:end]
 
 
-def failure_of(output: Output) -> EngineError | EngineUnavailableError | None:
+def failure_of(output: Output) -> EngineError | EngineUnavailableError | RequestError | None:
     """Return the error that ended the output's request, None without an error."""
     if output.error is None:
         return None
+    if output.finish_reason is FinishReason.CONSTRAINT:
+        return RequestError(output.error, code=CONSTRAINT_ERROR)
     of_request = output.finish_reason is FinishReason.FAULT
     return (EngineError if of_request else EngineUnavailableError)(output.error)
 

@@ -102,6 +102,8 @@ def kind_of(status: int) -> str:
 
 def status_and_code(error: Exception) -> tuple[int, str]:
     """Return the HTTP status and the code of one of STATUSES."""
+    if isinstance(error, RequestError) and error.code is not None:
+        return 400, error.code
     return next(failure for kind, failure in STATUSES.items() if isinstance(error, kind))
 
 
