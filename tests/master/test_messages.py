@@ -337,6 +337,8 @@ def test_an_error_about_the_budget_names_the_field_of_this_api(model):
         body = {**ASK, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
         expected = (400, "invalid_request_error", "thinking.budget_tokens: no tokenizer")
         assert error_of(await client.post(PATH, json=body)) == expected
+        unknown = error_of(await client.post(PATH, json={**ASK, "thinking_token_budget": 1}))[2]
+        assert unknown == "thinking_token_budget: this field is unknown or not supported"
 
     play(scripted, scene)
 

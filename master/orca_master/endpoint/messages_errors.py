@@ -30,12 +30,6 @@ TYPES = {
 CODES = {"thread": "thread_unsupported_request"}
 """Codes of unsupported fields, by which official clients repeat a request without the field."""
 
-NAMES = {
-    "tools": (".function.parameters", ".input_schema"),
-    "thinking_token_budget": ("thinking_token_budget", "thinking.budget_tokens"),
-}
-"""By a field of chats: its name, or that of a part of it, in their errors and in those of messages."""
-
 
 def error_body(status: int, message: str, field: str | None = None) -> bytes:
     """Return an error as JSON. `field`: the invalid field, if there is one."""
@@ -51,9 +45,11 @@ def converted(status: int, body: bytes) -> bytes:
         error = ErrorBody.model_validate_json(body).error
     except ValidationError:
         return error_body(status, body.decode("utf-8", "replace"))
-    # The place of an error is that in the chat request.
-    there, here = NAMES.get(error.param or "", ("", ""))
-    return error_body(status, error.message.replace(there, here) if there else error.message, error.param)
+    # The place of an error in a schema is that in the chat request.
+    message = (
+        error.message.replace(".function.parameters", ".input_schema") if error.param == "tools" else error.message
+    )
+    return error_body(status, message, error.param)
 
 
 class MessagesErrors:
