@@ -214,10 +214,13 @@ def failure_of(output: Output) -> EngineError | EngineUnavailableError | Request
 
 
 def as_piece(index: int, decoder: IncrementalDecoder, output: Output) -> Piece:
-    """Convert an output of the engine for the choice `index`; raise RequestError if the token has no text."""
+    """Convert an output of the engine for the choice `index`; raise EngineError if the token has no text."""
     assert output.token is not None
     reason = output.finish_reason
-    text = decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
+    try:
+        text = decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
+    except RequestError as error:  # the model has generated what its tokenizer does not decode
+        raise EngineError(str(error)) from error
     stop_string = decoder.stop_string
     if stop_string is not None:
         reason = FinishReason.STOP
