@@ -8,6 +8,8 @@ from __future__ import annotations
 
 ADAPTER_LIMIT = "adapter_limit"
 """Code of a RequestError: as many adapters are loaded as the server, or one API key, may have. Others may leave."""
+CONSTRAINT_ERROR = "constraint_error"
+"""Code of a RequestError: an answer has begun, and the request's own constraints end it (scheduling/constraint.py)."""
 
 
 class ConfigurationError(Exception):

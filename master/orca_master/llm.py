@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import threading
 import time
 import weakref
@@ -148,12 +147,10 @@ class LLM:
             self._stack.callback(lambda: loop.submit(template.__aexit__(None, None, None)).result())
             self._stack.callback(lambda: loop.submit(master.stop(CLOSED)).result())
             loop.run(master.start())
-            gc.freeze()  # as in run_server: full collections over permanent objects cost some percent
-            self._stack.callback(gc.unfreeze)
         except BaseException:
             self._stack.close()
             raise
-        # What it gets must not refer to this LLM: garbage collections skip frozen objects, also those in a cycle.
+        # What it gets must not refer to this LLM.
         weakref.finalize(self, _abandon, loop, self._closing, self._stack).atexit = False
 
     def generate(

@@ -66,6 +66,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
     FINISH_REASON_FAULT: _ClassVar[FinishReason]
+    FINISH_REASON_CONSTRAINT: _ClassVar[FinishReason]
 RESPONSE_PHASE_UNSPECIFIED: ResponsePhase
 RESPONSE_PHASE_STORED: ResponsePhase
 RESPONSE_PHASE_QUEUED: ResponsePhase
@@ -104,6 +105,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_FAULT: FinishReason
+FINISH_REASON_CONSTRAINT: FinishReason
 
 class ToMaster(_message.Message):
     __slots__ = ("submit", "release", "ask_metrics", "store_response", "ask_responses", "delete_response", "begin_response", "advance_response", "end_response", "cancel_response", "ask_events", "load_adapter", "unload_adapter", "count_response")

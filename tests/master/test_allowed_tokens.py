@@ -128,7 +128,7 @@ def test_a_grammar_and_the_limit_hold_together():
         assert len(tokens) == 20
         assert set(tokens) <= set(tokens_of("bd"))
         assert ends["both"] == (FinishReason.STOP, None)
-        assert ends["none"] == (FinishReason.FAULT, NONE_ALLOWED)
+        assert ends["none"] == (FinishReason.CONSTRAINT, NONE_ALLOWED)
         made.assert_nothing_held()
 
     play(lambda: Engine(topology("a")), scene)

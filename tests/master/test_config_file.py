@@ -22,9 +22,10 @@ served-model-name: [one, two]
 def serve_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    for option in ("--port", "--max-batch-size", "--served-model-name"):
+    for option in ("--port", "--max-batch-size", "--served-model-name", "--max-model-len"):
         parser.add_argument(option)
-    parser.add_argument("--no-lookahead", action="store_true")
+    for option in ("--no-lookahead", "--enforce-eager"):
+        parser.add_argument(option, action="store_true")
     return parser
 
 
@@ -107,6 +108,25 @@ def test_files_that_are_refused(content, words, tmp_path):
     file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=words):
         with_config_file(["--config", str(file)])
+
+
+@pytest.mark.parametrize("content", [
+    "lookahead: false", "max-model-length: null", "enable-lookahead: false", "port=80: 1", "a b: 1", "'': 1", "~: 1",
+    "--port: 80", "true: 1", "PORT: 80",
+])  # fmt: skip
+def test_a_name_that_is_no_option_is_refused_whatever_its_value(content, tmp_path):
+    """Without an effect, a setting that is off by a wrong name would stay on."""
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"config.yaml: '.*': there is no such option$"):
+        with_config_file(["--config", str(file), "demo"], serve_parser(), "model")
+
+
+def test_an_option_with_a_value_does_not_take_the_next_argument_as_one(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("port: true")
+    with pytest.raises(ConfigurationError, match=r"config.yaml: 'port': a value is expected$"):
+        with_config_file(["--config", str(file), "80"], serve_parser(), "model")
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end():

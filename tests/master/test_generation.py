@@ -24,6 +24,7 @@ from orca_master.engine.messages import Choices, Output
 from orca_master.errors import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.chat_template import ChatTemplate
+from orca_master.text.detokenizer import IncrementalDecoder
 from orca_master.text.tokenizer import TextCodec
 from orca_protos import engine_pb2 as pb
 from support.queue_client import DEPTH, Queue
@@ -374,6 +375,51 @@ def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to
             assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
             expected = {"message": "request x: alone", "type": "server_error", "param": None, "code": "engine_error"}
             assert answer.json()["error"] == expected
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_own_constraints_end_is_the_clients_error(tmp_path, stream):
+    async def run() -> None:
+        engine = Queue()
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            while not engine.receivers:
+                await asyncio.sleep(0)
+            engine.finish(1, finish_reason=None)
+            engine.finish(1, token=None, finish_reason=FinishReason.CONSTRAINT, error="no token is allowed")
+            answer = await asking
+        error = json.loads(answer.text.split("data: ")[-1])["error"] if stream else answer.json()["error"]
+        assert answer.status_code == (200 if stream else 400)
+        assert error["message"] == "no token is allowed"
+        assert (error["type"], error["code"]) == ("invalid_request_error", "constraint_error")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_without_a_text_is_no_error_of_the_request(tmp_path, monkeypatch, stream):
+    def fail(*_: Any, **__: Any) -> str:
+        raise RequestError("the model's tokenizer fails on a generated token: x")
+
+    monkeypatch.setattr(IncrementalDecoder, "step", fail)
+
+    async def run() -> None:
+        engine = Queue()
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
+        transport = httpx.ASGITransport(create_app(endpoint))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            while not engine.receivers:
+                await asyncio.sleep(0)
+            engine.finish(1, finish_reason=None)
+            answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
 
     asyncio.run(run())
 

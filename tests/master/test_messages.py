@@ -19,8 +19,9 @@ from orca_master.endpoint.application import create_app
 from orca_master.endpoint.messages_errors import converted
 from orca_master.engine.engine_client import EngineStatus
 from orca_master.engine.messages import Output, Submission
-from orca_master.errors import EngineError, QueueFullError, RequestTimeoutError
+from orca_master.errors import EngineError, QueueFullError, RequestError, RequestTimeoutError
 from orca_master.scheduling.request import FinishReason
+from orca_master.scheduling.thinking import ThinkingBudget
 from support.scripted_engine import END, MODEL, Scripted, ScriptedEngine, make_model
 
 TEMPLATE = "{# <tool_call> #}{{ messages | tojson }}{{ enable_thinking }}"
@@ -222,7 +223,14 @@ def test_a_silent_stream_has_pings(model, monkeypatch):
     play(scripted, scene)
 
 
-@pytest.mark.parametrize(("reason", "kind"), [(FinishReason.FAULT, "api_error"), (None, "overloaded_error")])
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (FinishReason.FAULT, "api_error"),
+        (None, "overloaded_error"),
+        (FinishReason.CONSTRAINT, "invalid_request_error"),
+    ],
+)
 def test_a_stream_that_fails_ends_with_an_error_event(model, reason, kind):
     class Failing(Late):
         failure = Output("", None, reason, "a worker was lost")
@@ -282,11 +290,55 @@ def test_reasoning_is_a_block_if_the_client_asks_for_it(model, thinking, kinds, 
     scripted = Scripted(model, f"<think>Hm.</think>Yes.{END}", reasoning_parser="qwen3")
 
     async def scene(client: httpx.AsyncClient) -> None:
-        answer = (await client.post(PATH, json={**ASK, "thinking": thinking})).json()
+        answer = (await client.post(PATH, json={**ASK, "max_tokens": 2000, "thinking": thinking})).json()
         assert [block["type"] for block in answer["content"]] == kinds
         assert answer["content"][-1]["text"] == "Yes."
         assert answer["usage"]["output_tokens"] == len(scripted.engine.tokens), "reasoning counts in any case"
         assert scripted.prompt.endswith(f"]{variable}")
+
+    play(scripted, scene)
+
+
+def test_a_budget_of_reasoning_is_that_of_a_chat(model):
+    scripted = Scripted(model, f"Hm.</think>Yes.{END}", reasoning_parser="deepseek_r1")
+    over = tuple(scripted.codec.encode("</think>"))
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        for thinking, most in (
+            ({"type": "enabled", "budget_tokens": 1024}, 1024),
+            ({"type": "enabled", "budget_tokens": 1999}, 1999),
+            ({"type": "enabled"}, None),
+            ({"type": "adaptive", "budget_tokens": 1024}, None),
+            ({"type": "disabled", "budget_tokens": 1024}, None),
+            (None, None),
+        ):
+            body = {**ASK, "max_tokens": 2000, "thinking": thinking}
+            assert (await client.post(PATH, json=body)).status_code == 200
+            expected = None if most is None else ThinkingBudget(most, "deepseek_r1", over)
+            assert scripted.engine.submissions[-1].thinking_budget == expected
+        enabled = {"type": "enabled", "budget_tokens": 10**6}
+        tools = [{"name": "add", "input_schema": {"type": "object"}}]
+        for max_tokens, fields in ((10**6 + 1, {}), (2000, {"tools": tools})):
+            body = {**ASK, "max_tokens": max_tokens, "thinking": enabled, **fields}
+            assert (await client.post(PATH, json=body)).status_code == 200
+            assert scripted.engine.submissions[-1].thinking_budget is None, "no end is forced"
+
+    play(scripted, scene)
+
+
+def test_an_error_about_the_budget_names_the_field_of_this_api(model):
+    class Refusing(ScriptedEngine):
+        def submit(self, submission: Submission, receive: Callable[[Output], object]) -> Awaitable[None]:
+            raise RequestError("thinking_token_budget: no tokenizer", "thinking_token_budget")
+
+    scripted = Scripted(model, END, engine=Refusing, reasoning_parser="deepseek_r1")
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        body = {**ASK, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+        expected = (400, "invalid_request_error", "thinking.budget_tokens: no tokenizer")
+        assert error_of(await client.post(PATH, json=body)) == expected
+        unknown = error_of(await client.post(PATH, json={**ASK, "thinking_token_budget": 1}))[2]
+        assert unknown == "thinking_token_budget: this field is unknown or not supported"
 
     play(scripted, scene)
 

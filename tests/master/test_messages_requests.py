@@ -137,7 +137,8 @@ def test_options():
     [("enabled", {"enable_thinking": True}), ("disabled", {"enable_thinking": False}), ("adaptive", None)],
 )
 def test_thinking_sets_the_variable_of_the_template(kind, variables):
-    assert translated(thinking={"type": kind, "budget_tokens": 1024}).get("chat_template_kwargs") == variables
+    chat = translated(thinking={"type": kind, "budget_tokens": 1024}, max_tokens=1025)
+    assert chat.get("chat_template_kwargs") == variables
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,15 @@ def test_thinking_sets_the_variable_of_the_template(kind, variables):
         ({"stop_sequences": ["a", ""]}, "stop_sequences: a stop sequence must not be empty"),
         ({"thinking": {"type": "on"}}, "thinking.type: "),
         ({"container": "c"}, "container: this field is unknown or not supported"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1023}, "max_tokens": 2000},
+            "thinking: budget_tokens must be at least 1024",
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024},
+            "thinking: budget_tokens, 1024, must be less than max_tokens, 1024",
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024.5}}, "thinking.budget_tokens: "),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )

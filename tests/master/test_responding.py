@@ -168,7 +168,7 @@ def test_the_beginning_of_a_stream_is_built_a_few_choices_at_a_time(tmp_path, nu
         (EngineError("broken"), "server_error", "engine_error"),
         (EngineUnavailableError("away"), "server_error", "engine_unavailable"),
         (WorkerLostError("lost"), "server_error", "engine_unavailable"),
-        (RequestError("no text"), "server_error", "text_unavailable"),
+        (RequestError("no grammar"), "invalid_request_error", None),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -115,7 +115,13 @@ def test_fields_of_the_same_meaning():
     values["allowed_token_ids"] = array("I", values["allowed_token_ids"])
     assert {name: getattr(request, name) for name in values} == values
     assert (request.max_completion_tokens, request.logprobs, request.top_logprobs) == (7, True, 2)
-    assert chat(reasoning={"effort": "low"}).template_options == {"reasoning_effort": "low"}
+    low = {"reasoning_effort": "low", "enable_thinking": True}
+    assert chat(reasoning={"effort": "low"}).template_options == low
+    none = {"reasoning_effort": "none", "enable_thinking": False}
+    assert chat(reasoning={"effort": "none"}).template_options == none
+    assert chat(reasoning={"effort": "max"}).template_options == {**low, "reasoning_effort": "max"}
+    explicit = {"enable_thinking": True, "reasoning_effort": "high"}
+    assert chat(reasoning={"effort": "none"}, chat_template_kwargs=explicit).template_options == explicit
     assert chat(reasoning={"effort": None, "summary": None}).template_options == {}
     plain = chat()
     assert plain.model_fields_set == {"messages"}, "defaults are those of the chat API"

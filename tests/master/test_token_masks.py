@@ -144,7 +144,7 @@ def test_a_request_whose_grammar_becomes_too_complex_fails_alone():
             output = await made.outputs.get()
             if output.finish_reason is not None:
                 ends[output.request_id] = output
-        assert ends["bomb"].finish_reason is FinishReason.FAULT
+        assert ends["bomb"].finish_reason is FinishReason.CONSTRAINT
         assert ends["bomb"].error is not None
         assert "too complex" in ends["bomb"].error
         assert ends["other"].finish_reason is FinishReason.LENGTH

@@ -79,7 +79,7 @@ def test_config_file_keys_and_root_path(model, tmp_path):
         ("a: [", "while parsing"),
         ("- a", "a mapping of option names to values is expected"),
         ("max-batch-size: none", "'none' is not a whole number"),
-        ("frobnicate: 1", "unrecognized arguments: --frobnicate=1"),
+        ("frobnicate: 1", "config.yaml: 'frobnicate': there is no such option"),
     ],
 )
 def test_mistakes_in_a_config_file(model, tmp_path, content, message):

@@ -240,6 +240,29 @@ def test_workers_and_threads_of_an_llm_that_nobody_refers_to_end():
             process.kill()
 
 
+IN_A_CYCLE = """
+import gc, sys, weakref
+from orca import LLM
+
+class Owner:
+    def __init__(self, model):
+        self.itself, self.llm = self, LLM(model)
+
+owner = Owner(sys.argv[1])
+llm, garbage = weakref.ref(owner.llm), weakref.ref(owner)
+del owner
+gc.collect()
+print(llm(), garbage())
+"""
+
+
+def test_garbage_that_refers_to_an_llm_is_collected():
+    """A collection does not look at the objects of a program that the LLM would freeze."""
+    program = [sys.executable, "-c", IN_A_CYCLE, str(ROOT / "examples" / "demo-model")]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout == "None None\n", result.stderr
+
+
 def test_a_model_that_does_not_fit_raises_and_leaves_no_process(tmp_path):
     program = """
 from orca_master import LLM

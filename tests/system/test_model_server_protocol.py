@@ -91,4 +91,4 @@ def test_the_values_follow_a_running_and_a_waiting_request(served):
         assert values[f"vllm:request_{name}_time_seconds_count"] == 2
         assert values[f"vllm:request_{name}_time_seconds_sum"] > 0
     reasons = {entry.labels["finished_reason"]: entry.value for entry in families["vllm:request_success"].samples}
-    assert reasons == {"stop": 0, "length": 1, "abort": 1, "error": 0, "fault": 0}
+    assert reasons == {"stop": 0, "length": 1, "abort": 1, "error": 0, "fault": 0, "constraint": 0}

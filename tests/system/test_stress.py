@@ -21,6 +21,8 @@ ROUNDS = 10
 KEPT = 0.03
 """What the requests of a round would add to the memory if they were kept. The memory without them follows Python's
 collector: garbage waits up to five rounds for a full collection and adds 0.7 % a round until then."""
+OF_IDS = ("{response_id}", "{file_id}", "{batch_id}", "POST /v1/batches")
+"""Parts of the routes that need an id, of which a fuzzer knows few; a new batch needs that of a file."""
 
 
 def random_body(dice: random.Random) -> dict:
@@ -113,12 +115,13 @@ def nothing_held(url: str) -> bool:
 def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     """Against /openapi.json, with bodies that follow the schema and bodies that do not, mixed as schemathesis does.
 
-    Of those that follow it, at least a fifth of each route's calls are taken, so that the fuzzer does not only meet
-    errors: once 2 % were, because its shortest prompt and stop string were empty, which the schema allowed.
+    Of those that follow it, at least a fifth of the calls of each route without ids are taken, so that the fuzzer does
+    not only meet errors: once 2 % were, because its shortest prompt and stop string were empty, which the schema
+    allowed.
     """
     model = with_tokenizer(checkpoint(NAME), tmp_path)
     options = ("--max-batch-size", "64", "--token-budget", "256", "--request-timeout", "3", "--disable-log-requests")
-    with serve(model, *options) as served:
+    with serve(model, *options, "--batch-directory", str(tmp_path / "batches")) as served:
         calls, report = run_schemathesis(served.url, tmp_path, ["--max-examples", "50", "--seed", "1"], 560)
         assert eventually(lambda: nothing_held(served.url), 120)
     assert not report, report
@@ -132,7 +135,7 @@ def test_schemathesis_finds_no_5xx(checkpoint, tmp_path):
     for route, found in statuses.items():
         # 408: taken and begun, but not done within the three seconds, which says something about the machine only.
         share = sum(200 <= status < 300 or status == 408 for status in found) / len(found)
-        if "{response_id}" in route:  # the fuzzer knows few ids
+        if any(name in route for name in OF_IDS):
             continue
         print(f"{route}: {len(found)} calls that follow the schema, {share:.0%} taken")
         assert share >= 0.2, route

@@ -59,12 +59,27 @@ class ToolChoice(Body):
         return self
 
 
+LEAST_BUDGET = 1024
+"""Minimum of `budget_tokens`, as in Anthropic's API."""
+
+
 class Thinking(Body):
-    """Whether the answer has blocks of reasoning. `budget_tokens` has no effect: `max_tokens` includes reasoning."""
+    """Whether the answer has blocks of reasoning, and of how many tokens at most; see `budget`."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: TokenCount | None = None
     display: Literal["summarized", "omitted"] = "summarized"
+
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of the reasoning, None without a limit: only the type `enabled` has one."""
+        return self.budget_tokens if self.type == "enabled" else None
+
+    @model_validator(mode="after")
+    def _budget_is_large(self) -> Thinking:
+        if self.budget is not None and self.budget < LEAST_BUDGET:
+            raise PydanticCustomError("budget", f"budget_tokens must be at least {LEAST_BUDGET}: leave it out")
+        return self
 
 
 class OutputConfig(Body):
@@ -112,4 +127,12 @@ class MessagesRequest(CountTokensRequest):
     def _no_empty_stop(self) -> MessagesRequest:
         if "" in self.stop_sequences:
             raise ValueError("stop_sequences: a stop sequence must not be empty")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_leaves_an_answer(self) -> MessagesRequest:
+        """With tools a budget may be of several answers: Anthropic's models reason between calls, too."""
+        budget = None if self.thinking is None or self.tools else self.thinking.budget
+        if budget is not None and budget >= self.max_tokens:
+            raise ValueError(f"thinking: budget_tokens, {budget}, must be less than max_tokens, {self.max_tokens}")
         return self

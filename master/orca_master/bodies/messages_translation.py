@@ -43,6 +43,8 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     if body.output_config is not None and (effort := body.output_config.effort) is not None:
         fields["reasoning_effort"] = "xhigh" if effort == "max" else effort
     if isinstance(body, MessagesRequest):
+        if body.thinking is not None and body.thinking.budget is not None:
+            fields["thinking_token_budget"] = body.thinking.budget
         fields |= {
             "max_tokens": body.max_tokens,
             "temperature": body.temperature,

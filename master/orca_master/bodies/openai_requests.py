@@ -208,7 +208,7 @@ class ChatMessage(Body):
         return len(self.text) + len(self.reasoning_content or "") + arguments
 
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Messages = Annotated[
     list[ChatMessage],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
@@ -279,9 +279,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Variables for the chat template."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **self.chat_template_kwargs}
+        """Variables for the chat template, of which many know only one of the two about the reasoning, as in vLLM."""
+        if (effort := self.reasoning_effort) is None:
+            return self.chat_template_kwargs
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **self.chat_template_kwargs}
 
     @property
     def forces_calls(self) -> bool:

@@ -38,6 +38,8 @@ def with_config_file(
         if name == positional:
             first = [str(value)]
         else:
+            if parser is not None and (fault := _fault(str(name), value, parser)):
+                raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {fault}")
             arguments += [entry for entry in _as_arguments(str(name), value) if entry.partition("=")[0] not in given]
         # The only character that a command line cannot contain.
         if any("\0" in argument for argument in (*first, *arguments)):
@@ -84,8 +86,21 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
     return values
 
 
+def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
+    """Return why an entry is not valid, "" if it may be; argparse would take a part of it for another argument."""
+    action = parser._option_string_actions.get(_option(name))
+    if action is None:
+        return "there is no such option"
+    takes_value = action.nargs != 0 and _option(name) not in ON_OFF
+    return "a value is expected" if value is True and takes_value else ""
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _as_arguments(name: str, value: Any) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
+    option = _option(name)
     if isinstance(value, bool) and option in ON_OFF:
         return [f"{option}={'on' if value else 'off'}"]
     if value is True:

@@ -20,7 +20,13 @@ from orca_protos import engine_pb2 as pb
 from orca_master.endpoint.recorder import Recorder
 from orca_master.engine.engine_client import EngineClient
 from orca_master.engine.messages import Output, Submission
-from orca_master.errors import EngineError, EngineUnavailableError, RequestTimeoutError
+from orca_master.errors import (
+    CONSTRAINT_ERROR,
+    EngineError,
+    EngineUnavailableError,
+    RequestError,
+    RequestTimeoutError,
+)
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.detokenizer import IncrementalDecoder
 
@@ -197,19 +203,24 @@ def groups_of(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         yield entries[start:end]
 
 
-def failure_of(output: Output) -> EngineError | EngineUnavailableError | None:
+def failure_of(output: Output) -> EngineError | EngineUnavailableError | RequestError | None:
     """Return the error that ended the output's request, None without an error."""
     if output.error is None:
         return None
+    if output.finish_reason is FinishReason.CONSTRAINT:
+        return RequestError(output.error, code=CONSTRAINT_ERROR)
     of_request = output.finish_reason is FinishReason.FAULT
     return (EngineError if of_request else EngineUnavailableError)(output.error)
 
 
 def as_piece(index: int, decoder: IncrementalDecoder, output: Output) -> Piece:
-    """Convert an output of the engine for the choice `index`; raise RequestError if the token has no text."""
+    """Convert an output of the engine for the choice `index`; raise EngineError if the token has no text."""
     assert output.token is not None
     reason = output.finish_reason
-    text = decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
+    try:
+        text = decoder.step(output.token, last=reason is not None, stops=reason is FinishReason.STOP)
+    except RequestError as error:  # the model has generated what its tokenizer does not decode
+        raise EngineError(str(error)) from error
     stop_string = decoder.stop_string
     if stop_string is not None:
         reason = FinishReason.STOP

@@ -205,7 +205,7 @@ async def _inputs(body: EmbeddingRequest, endpoint: Endpoint, owner: str) -> lis
     adds_tokens = body.add_special_tokens and isinstance(entries[0], str)
     ending = codec.ending if adds_tokens else []
     inputs = [
-        await endpoint.encode(entry, "input", owner, body.add_special_tokens) + ending
+        await endpoint.encode(codec.text_to_embed(entry), "input", owner, body.add_special_tokens) + ending
         if isinstance(entry, str)
         else cast("Sequence[int]", entry)
         for entry in entries

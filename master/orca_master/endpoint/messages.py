@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.messages_translation import chat_request
 from orca_master.bodies.openai_requests import ChatCompletionRequest
+from orca_master.endpoint.answer_parts import BUDGET
 from orca_master.endpoint.chat import chat_prompt, room_after
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.delivery import deliver_body, deliver_stream, groups_of
@@ -44,19 +45,29 @@ def add_messages(app: FastAPI, endpoint: Endpoint) -> None:
             prompt = await chat_prompt(endpoint, chat, owner)
         # As Anthropic's models do, an answer ends where the context does; clients always send max_tokens.
         max_tokens = min(body.max_tokens, room_after(endpoint, prompt))
-        parent = parent_of(request)
-        generation = endpoint.generator.prepare("msg_", chat, [prompt], max_tokens, None, limit, owner, parent)
-        pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
-        events = _events_of(endpoint, body, chat, generation, fills_context=max_tokens < body.max_tokens)
-        if body.stream:
-            return await deliver_stream(request, pieces, partial(_stream, events, pieces), PING)
-        return await deliver_body(request, _whole(events, pieces))
+        try:
+            parent = parent_of(request)
+            generation = endpoint.generator.prepare("msg_", chat, [prompt], max_tokens, None, limit, owner, parent)
+            pieces = endpoint.generator.pieces(generation, endpoint.recorder(CHAT, chat, generation, request))
+            events = _events_of(endpoint, body, chat, generation, fills_context=max_tokens < body.max_tokens)
+            if body.stream:
+                return await deliver_stream(request, pieces, partial(_stream, events, pieces), PING)
+            return await deliver_body(request, _whole(events, pieces))
+        except RequestError as error:
+            raise _in_message_fields(error) from error
 
     @app.post(f"{MESSAGES}/count_tokens", response_model=InputTokens, responses=errors)
     async def count_tokens(body: CountTokensRequest, request: Request) -> InputTokens:
         """Return the number of tokens of the prompt that a message's body makes."""
         _check_thinking(endpoint, body)
         return InputTokens(input_tokens=len(await chat_prompt(endpoint, chat_request(body), owner_of(request))))
+
+
+def _in_message_fields(error: RequestError) -> RequestError:
+    """Return an error about the budget of a chat with the field of this API; others are returned unchanged."""
+    if error.field != BUDGET:
+        return error
+    return RequestError(str(error).replace(BUDGET, "thinking.budget_tokens"), "thinking", error.code)
 
 
 def _check_thinking(endpoint: Endpoint, body: CountTokensRequest) -> None:

@@ -36,11 +36,11 @@ KINDS = {
     415: "invalid_request_error",
     429: "rate_limit_error",
 }
-STATUSES: dict[type[Exception], tuple[int, str]] = {
+STATUSES: dict[type[Exception], tuple[int, str | None]] = {
     EngineError: (500, "engine_error"),
     EngineUnavailableError: (503, "engine_unavailable"),
     QueueFullError: (429, "queue_full"),
-    RequestError: (500, "text_unavailable"),  # the tokenizer fails on a generated token
+    RequestError: (400, None),
     RequestTimeoutError: (408, "request_timeout"),
 }
 """HTTP status and code of the errors that can end a stream, which is then HTTP 200 already."""
@@ -100,9 +100,10 @@ def kind_of(status: int) -> str:
     return KINDS.get(status, "server_error")
 
 
-def status_and_code(error: Exception) -> tuple[int, str]:
-    """Return the HTTP status and the code of one of STATUSES."""
-    return next(failure for kind, failure in STATUSES.items() if isinstance(error, kind))
+def status_and_code(error: Exception) -> tuple[int, str | None]:
+    """Return the HTTP status and the code of one of STATUSES; a RequestError has its own code."""
+    status, code = next(failure for kind, failure in STATUSES.items() if isinstance(error, kind))
+    return status, error.code if isinstance(error, RequestError) else code
 
 
 def queue_full_response(message: str, status: EngineStatus) -> JSONResponse:
@@ -249,7 +250,8 @@ async def events(
         yield ready
     except tuple(STATUSES) as error:
         status, code = status_and_code(error)
-        detail = ErrorDetail(message=str(error), type=kind_of(status), code=code)
+        field = error.field if isinstance(error, RequestError) else None
+        detail = ErrorDetail(message=str(error), type=kind_of(status), param=field, code=code)
         yield [*ready, _event(_json(ErrorBody(error=detail).model_dump()), None)]
 
 

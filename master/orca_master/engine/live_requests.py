@@ -162,7 +162,7 @@ class LiveRequests:
             reason = request.finish_reason if index == last[request] else None
             num_cached = request.num_cached if is_first else 0
             # The only other reasons are those of a complete answer.
-            error = request.constraint.error if reason is FinishReason.FAULT and request.constraint else None
+            error = request.constraint.error if reason is FinishReason.CONSTRAINT and request.constraint else None
             of_prompt = of_prompts.pop(request.request_id, None)
             of_token = logprobs.get(index)
             token = result.token[index]
@@ -234,7 +234,7 @@ class LiveRequests:
 
     def fail_constrained(self, request: Request, error: str) -> None:
         """Fail a live request whose grammar allows no next token."""
-        self._fail([request], error, FinishReason.FAULT)
+        self._fail([request], error, FinishReason.CONSTRAINT)
 
     def fail_begun(self, changed: Mapping[int, str]) -> None:
         """Fail the requests that have results of weights that no pipeline has any more; `changed`: see `changes`.

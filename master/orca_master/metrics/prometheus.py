@@ -25,7 +25,7 @@ LONG_LATENCIES = (*LATENCIES, 300.0, 600.0, 1200.0, 2400.0, 7200.0)
 """Of times that include a wait in the queue, a whole prompt or a whole answer, which can last for hours."""
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-FINISH_REASONS = ("stop", "length", "abort", "error", "fault")
+FINISH_REASONS = ("stop", "length", "abort", "error", "fault", "constraint")
 """Finish reasons whose counters exist from the start, so that `rate` also counts the first request."""
 SUCCESSES = ("stop", "length")
 """Those of complete answers, whose times and lengths are recorded."""

@@ -40,13 +40,17 @@ class ServiceClass(enum.IntEnum):
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended; the first two are OpenAI's. ERROR: the engine failed; FAULT: it failed on this request."""
+    """Why a request ended; the first two are OpenAI's.
+
+    ERROR: the engine failed; FAULT: it failed on this request. CONSTRAINT: the request's constraint has an error.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
     FAULT = "fault"
+    CONSTRAINT = "constraint"
 
 
 @dataclass(slots=True, eq=False)
@@ -234,7 +238,7 @@ class Request:
         if token in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP
         elif self.constraint is not None and self.constraint.error:
-            self.finish_reason = FinishReason.FAULT
+            self.finish_reason = FinishReason.CONSTRAINT
         elif self.constraint is not None and self.constraint.is_complete:
             self.finish_reason = FinishReason.STOP
         elif len(self.generated) == self.max_gen_tokens:

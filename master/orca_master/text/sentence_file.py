@@ -1,6 +1,6 @@
-"""`max_embedded_tokens`: most tokens of a text that is embedded, by the file of sentence-transformers beside a model.
+"""`read_sentence_file`: how sentence-transformers prepares the texts that a model embeds, by its file beside the model.
 
-sentence-transformers cuts longer texts, as the model was trained with shorter ones; vLLM refuses them.
+sentence-transformers cuts texts that are too long, as the model was trained with shorter ones; vLLM refuses them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ FILE = "sentence_bert_config.json"
 
 
 class SentenceFile(BaseModel):
-    """The field of sentence_bert_config.json that is read."""
+    """The fields of sentence_bert_config.json that are read: most tokens of a text, and whether it is lowered."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     max_seq_length: Annotated[int, Field(ge=1)] | None = None
+    do_lower_case: bool | None = None
 
 
-def max_embedded_tokens(model_path: Path) -> int | None:
-    """Return the number that a model's file has, None without one; raise ConfigurationError."""
+def read_sentence_file(model_path: Path) -> SentenceFile:
+    """Return the content of a model's file, without any field if it is absent; raise ConfigurationError."""
     try:
-        return checked(SentenceFile, read_object(model_path, FILE, CONFIG_BYTES), model_path / FILE).max_seq_length
+        return checked(SentenceFile, read_object(model_path, FILE, CONFIG_BYTES), model_path / FILE)
     except MissingFileError:
-        return None
+        return SentenceFile()
     except FileError as error:
         raise ConfigurationError(str(error)) from error

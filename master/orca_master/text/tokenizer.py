@@ -27,7 +27,7 @@ from orca_master.errors import ConfigurationError, RequestError
 from orca_master.scheduling.bad_words import BadWordTokens
 from orca_master.text.detokenizer import NUM_BEFORE, REPLACEMENT, IncrementalDecoder
 from orca_master.text.sampling_defaults import read_sampling_file
-from orca_master.text.sentence_file import max_embedded_tokens
+from orca_master.text.sentence_file import read_sentence_file
 from orca_master.text.tokenizer_config import read_tokenizer_config
 from orca_master.text.tokenizer_errors import errors_as
 
@@ -84,7 +84,9 @@ class TextCodec:
         self.max_new_tokens = recommended.max_new_tokens
         """Most tokens of the answer to a chat that sets no maximum; None: the rest of the context."""
         self.stop_token_ids = stop_token_ids(model_path, self._tokenizer)
-        self.max_embedded_tokens = max_embedded_tokens(model_path)
+        embedded = read_sentence_file(model_path)
+        self._lowers_embedded = bool(embedded.do_lower_case)
+        self.max_embedded_tokens = embedded.max_seq_length
         """Most tokens of a text that is embedded; None: those of the context."""
         self.ending = self._ending(model_path)
         """Tokens after a text that is embedded, beside those of `encode`."""
@@ -120,7 +122,11 @@ class TextCodec:
 
     def encode_to_embed(self, text: str) -> list[int]:
         """Return the token ids of a text that is embedded; raise as `encode`."""
-        return self.encode(text) + self.ending
+        return self.encode(self.text_to_embed(text)) + self.ending
+
+    def text_to_embed(self, text: str) -> str:
+        """Return a text as the model embeds it: some models embed lower case only."""
+        return text.lower() if self._lowers_embedded else text
 
     def _ending(self, model_path: Path) -> list[int]:
         """Return the token of the end if tokenizer_config.json has `add_eos_token` and tokenizer.json does not add it.
