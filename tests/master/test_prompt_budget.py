@@ -95,6 +95,31 @@ def test_prompts_without_answers_are_cut_if_another_request_or_stage_has_work_me
             assert [entry.num_tokens for entry in scheduler.select("p").selections] == [100]
 
 
+def test_behind_enough_prompts_that_end_no_further_one_begins():
+    scheduler = Scheduler(SchedulerConfig(8, 1, 2048), RequestPool(100, 1 << 20))
+    scheduler.add_pipeline("p", KvLedger(1000))
+    scheduler.prompt_budget = PromptBudget(500, enough=60)
+    for number, length in enumerate((50, 40, 200, 50)):
+        scheduler.pool.add(Request(str(number), number, tuple(range(length)), 9))
+    batches = []
+    for _ in range(3):
+        batch = scheduler.dispatch("p", scheduler.select("p"))
+        batches.append([entry.num_tokens for entry in batch.requests])
+        scheduler.commit(batch, [7] * len(batch.requests))
+        assert batch.is_full is (len(batches) < 3), "a request waits because the iteration has no tokens left"
+    assert batches == [[50, 40], [1, 1, 200], [1, 1, 1, 50]]
+
+
+def test_a_prompt_that_does_not_end_and_texts_to_embed_leave_room_for_others():
+    scheduler = Scheduler(SchedulerConfig(8, 1, 100), RequestPool(100, 1 << 20))
+    scheduler.add_pipeline("p", KvLedger(1000))
+    scheduler.prompt_budget = PromptBudget(500, enough=20)
+    for number in range(3):
+        scheduler.pool.add(Request(str(number), number, tuple(range(30)), 0, pooling="mean"))
+    scheduler.pool.add(Request("long", 3, tuple(range(300)), 9))
+    assert [entry.num_tokens for entry in scheduler.select("p").selections] == [30, 30, 30, 10]
+
+
 def test_stages_compute_parts_of_one_prompt_at_the_same_time():
     scheduler = Scheduler(SchedulerConfig(8, 3), RequestPool(100, 1 << 20))
     scheduler.add_pipeline("p", KvLedger(1000))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from orca_master.engine.token_costs import TokenCosts
+from orca_master.engine.token_costs import ENOUGH, TokenCosts
+from orca_master.scheduling.prompt_budget import PromptBudget
 
 PROMPT, BASE, ROWS = 0.0002, 0.03, 32
 
@@ -102,6 +103,7 @@ def test_the_costs_follow_a_change_within_the_window():
 def test_the_prompts_of_an_iteration_of_a_given_time():
     costs, drawn = TokenCosts(), random.Random(1)
     assert costs.prompt_tokens_within(0.1) is None, "nothing is measured"
+    assert costs.enough_prompt_tokens() is None, "nothing is measured"
     for _ in range(20):
         note(costs, 0)
     assert costs.prompt_tokens_within(0.1) is None, "no iteration had a prompt"
@@ -109,6 +111,7 @@ def test_the_prompts_of_an_iteration_of_a_given_time():
         note(costs, drawn.choice([0, 0, 0, 300, 2000]), limited=False, noise=drawn.uniform(0.95, 1.05))
     assert costs.prompt_tokens_within(0.1) == pytest.approx((0.1 - BASE) / PROMPT, rel=0.1)
     assert costs.prompt_tokens_within(0.01) == pytest.approx(BASE / PROMPT, rel=0.1), "half of the time"
+    assert costs.enough_prompt_tokens() == pytest.approx(ENOUGH * BASE / PROMPT, rel=0.1)
 
 
 def test_equal_iterations_have_as_many_tokens_of_prompts_as_their_answers_need():
@@ -116,7 +119,8 @@ def test_equal_iterations_have_as_many_tokens_of_prompts_as_their_answers_need()
     assert costs.even_prompt_budget(ROWS) is None, "nothing is measured"
     for number in range(300):
         note(costs, 1000 * (number % 2))
-    beside, alone = costs.even_prompt_budget(ROWS)
+    beside, alone, enough = costs.even_prompt_budget(ROWS)
+    assert enough is None, "only beside a target"
     assert beside == pytest.approx(500, rel=0.1), "one request with 1,000 tokens begins in every second iteration"
     assert alone == pytest.approx(8 * BASE / PROMPT, rel=0.01)
     assert costs.even_prompt_budget(2 * ROWS).beside_answers == pytest.approx(1000, rel=0.1)
@@ -126,7 +130,7 @@ def test_only_prompts_alone_are_cut_before_requests_have_waited():
     costs = TokenCosts()
     for number in range(30):
         note(costs, 1000 * (number % 2), limited=False)
-    assert costs.even_prompt_budget(ROWS) == (None, pytest.approx(8 * BASE / PROMPT, rel=0.01))
+    assert costs.even_prompt_budget(ROWS) == PromptBudget(None, pytest.approx(8 * BASE / PROMPT, rel=0.01))
 
 
 def test_prompts_have_half_of_the_time_of_equal_iterations_if_answers_are_long():
@@ -144,10 +148,10 @@ def test_equal_iterations_leave_the_known_costs_and_follow_the_requests():
     assert costs.even_prompt_budget(ROWS).alone == pytest.approx(8 * half, rel=0.01)
     for _ in range(3000):
         note(costs, 600, rows=ROWS // 4)
-    assert costs.even_prompt_budget(ROWS) == pytest.approx((8 * half, 8 * half), rel=0.01)
+    assert costs.even_prompt_budget(ROWS) == PromptBudget(*[pytest.approx(8 * half, rel=0.01)] * 2)
     for _ in range(3000):
         note(costs, 600)
-    assert costs.even_prompt_budget(ROWS) == pytest.approx((600, 8 * half), rel=0.01)
+    assert costs.even_prompt_budget(ROWS) == PromptBudget(pytest.approx(600, rel=0.01), pytest.approx(8 * half, rel=0.01))
 
 
 def test_requests_that_generate_nothing_are_cut_like_prompts_alone():
@@ -155,4 +159,4 @@ def test_requests_that_generate_nothing_are_cut_like_prompts_alone():
     costs = TokenCosts()
     for number in range(20_000):
         note(costs, 500 * (number % 3), rows=ROWS * (number < 10))
-    assert costs.even_prompt_budget(ROWS) == pytest.approx((8 * BASE / PROMPT, 8 * BASE / PROMPT), rel=0.01)
+    assert costs.even_prompt_budget(ROWS) == PromptBudget(*[pytest.approx(8 * BASE / PROMPT, rel=0.01)] * 2)

@@ -95,7 +95,7 @@ class ExpectedWait:
     def prompt_budget(self, seconds: float) -> PromptBudget | None:
         """Return the tokens of prompts of an iteration of `seconds` beside answers, None before costs are known."""
         within = self._costs.prompt_tokens_within(seconds)
-        return None if within is None else PromptBudget(beside_answers=within)
+        return None if within is None else PromptBudget(within, enough=self._costs.enough_prompt_tokens())
 
     def even_prompt_budget(self) -> PromptBudget | None:
         """Return the tokens of prompts of iterations that take equally long, None before costs are known."""

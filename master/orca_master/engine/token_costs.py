@@ -25,6 +25,9 @@ LEAST_ITERATIONS = 16
 PART = 8
 """Most tokens of prompts, in those that take as long as an iteration without prompts, which then is a ninth of both."""
 
+ENOUGH = 2
+"""The same of prompts behind which no further one begins (PromptBudget.enough): measured, docs/benchmarks/options.md."""
+
 
 class Costs(NamedTuple):
     """Seconds of a pipeline per token of a prompt, and per generated token."""
@@ -133,6 +136,12 @@ class TokenCosts:
             return PromptBudget(alone=alone)
         needed = batch_size * answering.prompt / answering.generated
         return PromptBudget(math.ceil(max(least, min(PART * least, needed))), alone)
+
+    def enough_prompt_tokens(self) -> int | None:
+        """Return the tokens of prompts that take ENOUGH times as long as an iteration without; None if not known."""
+        if self._slope is None or self._plain is None:
+            return None
+        return math.ceil(ENOUGH * self._plain / self._slope)
 
     def prompt_tokens_within(self, seconds: float) -> int | None:
         """Return how many tokens of prompts an iteration of `seconds` has; None if their cost cannot be estimated.

@@ -22,10 +22,15 @@ class PromptBudget(NamedTuple):
 
     `beside_answers`: while there are answers on the pipeline, in the iteration or in one in flight. `alone`: while
     there are none. Beside few answers the limit is between the two, if both are known.
+
+    `enough`: behind a prompt that an iteration completes, it begins no further one if its prompts have so many tokens.
+    The first tokens of both would come at its end. In iterations of their own the first prompt's comes earlier, and the
+    second one's hardly later, because the products of so many rows wait no longer for the weights.
     """
 
     beside_answers: int | None = None
     alone: int | None = None
+    enough: int | None = None
 
     def limit(self, admitted: Sequence[Request], num_waiting: int, config: SchedulerConfig) -> int | None:
         """Return the tokens of prompts of an iteration beside the `admitted` requests, None for no limit.

@@ -52,6 +52,8 @@ class Room:
     """Keys of blocks that admitted requests compute next, after their iterations in flight."""
     num_prompt_logprobs: int = 0
     """Remaining tokens of prompts with log probabilities."""
+    enough: int | None = None
+    """See PromptBudget."""
     preempted: list[Request] = field(default_factory=list)
     _held: Counter[int] = field(default_factory=Counter)
     """How many of the preempted requests hold each block."""
@@ -63,6 +65,8 @@ class Room:
     """Keys of the blocks that the batch computes."""
     _num_history: int = 0
     """Sum of `AdmissionCost.num_history` of the batch."""
+    _num_in_prompts: int = 0
+    """Tokens of prompts in the batch."""
 
     @classmethod
     def of(
@@ -183,13 +187,22 @@ class Room:
         """Subtract tokens of a request from position `start` on; later requests of the batch can share their blocks."""
         if self.num_tokens is not None:
             self.num_tokens -= num_tokens
-        if self.prompt_tokens is not None and not request.is_answering:
-            self.prompt_tokens -= num_tokens
+        if not request.is_answering:
+            self._compute_prompt(request, start + num_tokens, num_tokens)
         if num_tokens > 1 and request.awaits_prompt_logprobs:  # single ones, mostly of answers, need not be counted
             self.num_prompt_logprobs -= num_tokens
         first, end = start // BLOCK_SIZE, (start + num_tokens) // BLOCK_SIZE
         if self.ledger.prefix_cache is not None and first < end:
             self._computed.update(block_keys(request, end)[first:end])
+
+    def _compute_prompt(self, request: Request, end: int, num_tokens: int) -> None:
+        """Subtract tokens of a prompt, up to position `end`; all that are left behind the end of enough of them."""
+        self._num_in_prompts += num_tokens
+        if self.prompt_tokens is not None:
+            self.prompt_tokens -= num_tokens
+        is_first_token_due = end == request.num_tokens and request.pooling is None
+        if self.enough is not None and is_first_token_due and self._num_in_prompts >= self.enough:
+            self.prompt_tokens = 0
 
     def _victims(
         self,
