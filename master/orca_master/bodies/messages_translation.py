@@ -37,8 +37,8 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
         fields["tools"] = [_function(tool) for tool in body.tools]
     if body.tool_choice is not None:
         fields |= _tool_choice(body.tool_choice)
-    # Of the chat template, which ignores those that it does not know. The effort alone turns reasoning neither on nor off,
-    # as in Anthropic's API, where only `thinking` does: without it a client does not see the reasoning.
+    # Of the chat template, which ignores those that it does not know. The effort alone turns reasoning neither on nor
+    # off, as in Anthropic's API, where only `thinking` does: without it a client does not see the reasoning.
     variables: dict[str, Any] = {}
     if body.thinking is not None and body.thinking.type != "adaptive":
         variables["enable_thinking"] = body.thinking.type != "disabled"  # Qwen3's
