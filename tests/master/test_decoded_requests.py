@@ -16,7 +16,7 @@ from orca_master.endpoint.generation import Generator
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.endpoint.served_models import ServedModels
 from orca_master.engine.messages import Output
-from orca_master.errors import RequestError
+from orca_master.errors import EngineError, RequestError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted
 from orca_master.scheduling.request import FinishReason
@@ -226,7 +226,7 @@ def test_the_error_of_a_tokenizer_keeps_nothing_of_earlier_polls(generator, requ
     monkeypatch.setattr(IncrementalDecoder, "step", failing)
     lengths = []
     for _ in range(4):
-        with pytest.raises(RequestError) as caught:
+        with pytest.raises(EngineError) as caught:
             asyncio.run(decoded.pieces(request, request.generation(generator)))
         lengths.append(len(caught.traceback))
     assert lengths[1] == lengths[3]

@@ -343,6 +343,26 @@ def test_an_error_about_the_budget_names_the_field_of_this_api(model):
     play(scripted, scene)
 
 
+def test_a_late_error_about_the_budget_names_the_field_of_this_api(model, monkeypatch):
+    monkeypatch.setattr(event_stream, "COMMENT_SECONDS", 0.05)
+
+    class Refusing(ScriptedEngine):
+        async def submit(self, submission: Submission, receive: Callable[[Output], object]) -> None:
+            await asyncio.sleep(0.3)
+            raise RequestError("thinking_token_budget: no tokenizer", "thinking_token_budget")
+
+    scripted = Scripted(model, END, engine=Refusing, reasoning_parser="deepseek_r1")
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        answer = await client.post(PATH, json={**ASK, "max_tokens": 2000, "thinking": thinking, "stream": True})
+        last = events_of(answer)[-1]
+        expected = {"type": "invalid_request_error", "message": "thinking.budget_tokens: no tokenizer"}
+        assert (answer.status_code, last["type"], last["error"]) == (200, "error", expected)
+
+    play(scripted, scene)
+
+
 def test_without_a_parser_reasoning_cannot_be_asked_for(model):
     scripted = Scripted(model, END)
 

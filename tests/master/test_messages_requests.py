@@ -219,7 +219,10 @@ def test_what_claude_code_sends_is_accepted():
     }
     assert translated(**fields)["messages"][0] == {"role": "system", "content": "a"}
     for effort, expected in (("low", "low"), ("xhigh", "xhigh"), ("max", "xhigh")):
-        assert translated(output_config={"effort": effort}, **fields)["reasoning_effort"] == expected
-    assert "reasoning_effort" not in translated(output_config={}, **fields)
+        variables = translated(output_config={"effort": effort}, **fields)["chat_template_kwargs"]
+        assert variables == {"reasoning_effort": expected}, "only thinking turns reasoning on or off"
+    assert "chat_template_kwargs" not in translated(output_config={}, **fields)
+    off = translated(output_config={"effort": "low"}, thinking={"type": "disabled"}, **fields)
+    assert off["chat_template_kwargs"] == {"reasoning_effort": "low", "enable_thinking": False}
     with pytest.raises(RequestError, match=r"output_config.format: this field is unknown or not supported"):
         translated(output_config={"format": {"type": "json_schema"}})

@@ -83,7 +83,7 @@ class Thinking(Body):
 
 
 class OutputConfig(Body):
-    """How much the model is to reason; see `reasoning_effort` of a chat."""
+    """How much the model is to reason, a variable of the chat template; `thinking` turns reasoning on and off."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 

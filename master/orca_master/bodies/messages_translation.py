@@ -37,11 +37,15 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
         fields["tools"] = [_function(tool) for tool in body.tools]
     if body.tool_choice is not None:
         fields |= _tool_choice(body.tool_choice)
+    # Of the chat template, which ignores those that it does not know. The effort alone turns reasoning neither on nor
+    # off, as in Anthropic's API, where only `thinking` does: without it a client does not see the reasoning.
+    variables: dict[str, Any] = {}
     if body.thinking is not None and body.thinking.type != "adaptive":
-        # The variable by which Qwen3's template turns reasoning off; templates that do not know it ignore it.
-        fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+        variables["enable_thinking"] = body.thinking.type != "disabled"  # Qwen3's
     if body.output_config is not None and (effort := body.output_config.effort) is not None:
-        fields["reasoning_effort"] = "xhigh" if effort == "max" else effort
+        variables["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    if variables:
+        fields["chat_template_kwargs"] = variables
     if isinstance(body, MessagesRequest):
         if body.thinking is not None and body.thinking.budget is not None:
             fields["thinking_token_budget"] = body.thinking.budget

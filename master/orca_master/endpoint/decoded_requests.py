@@ -30,7 +30,7 @@ class _Decoded:
         self._error: Exception | None = None
 
     def decode(self, num_tokens: int) -> None:
-        """Decode the next tokens; raise RequestError, in each call from then on, if the tokenizer fails."""
+        """Decode the next tokens; raise EngineError, in each call from then on, if the tokenizer fails."""
         if self._error is not None:
             raise self._error.with_traceback(None)  # it would grow, and keep the frames of all polls
         try:
@@ -53,7 +53,7 @@ class DecodedRequests:
         """The one that was read last comes last."""
 
     async def pieces(self, request: ResumableRequest, generation: Generation) -> list[list[Piece]]:
-        """Return the pieces so far of each choice; raise RequestError if the tokenizer fails.
+        """Return the pieces so far of each choice; raise EngineError if the tokenizer fails.
 
         Several calls for a request may run at a time. The `generation` of the first one decodes for all.
         """

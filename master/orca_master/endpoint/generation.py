@@ -22,7 +22,7 @@ from orca_master.endpoint.activity import Activity
 from orca_master.endpoint.answer_parts import NO_FORMAT, AnswerFormat
 from orca_master.endpoint.choice_run import Choice, ChoiceRun, Piece
 from orca_master.endpoint.prompt_logprobs import check_size
-from orca_master.endpoint.recorder import Recorder
+from orca_master.endpoint.recorder import Recorder, recorded
 from orca_master.endpoint.request_deadline import TimeLimit
 from orca_master.endpoint.served_models import ServedModels
 from orca_master.endpoint.token_choice import check_min_tokens, check_token_ids, check_tokens, sampling_values, stops_of
@@ -271,7 +271,7 @@ class Generator:
                     left -= sum(piece.finish_reason is not None for piece in pieces)
                     yield pieces
             except Exception as failure:
-                error = str(failure)
+                error = recorded(failure)
                 raise
             finally:
                 if timer is not None:

@@ -127,7 +127,8 @@ async def _stream(
                 ready = []
     except tuple(STATUSES) as error:
         status, _ = status_and_code(error)
-        yield [*ready, f"event: error\ndata: {error_body(status, str(error)).decode()}\n\n"]
+        named = _in_message_fields(error) if isinstance(error, RequestError) else error
+        yield [*ready, f"event: error\ndata: {error_body(status, str(named)).decode()}\n\n"]
 
 
 def _as_text(event: Event) -> str:

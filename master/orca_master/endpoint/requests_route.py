@@ -24,6 +24,7 @@ from orca_master.endpoint.decoded_requests import DecodedRequests
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.event_stream import EventStream
 from orca_master.endpoint.middleware import owner_of
+from orca_master.endpoint.recorder import failure_of_record
 from orca_master.endpoint.responding import Format, answer_of, events, usage_of
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
@@ -98,6 +99,6 @@ async def _answer(endpoint: Endpoint, decoded: DecodedRequests, remembered: Resu
         "id": remembered.accepted.request_id,
         "object": "request",
         "status": status,
-        "error": ended.error if ended is not None and ended.error else None,
+        "error": str(failure_of_record(ended.error)) if ended is not None and ended.error else None,
     }
     return f'{json.dumps(state)[:-1]}, "response": {response.decode()}}}'.encode()

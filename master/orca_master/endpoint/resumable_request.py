@@ -14,8 +14,9 @@ from orca_master.bodies.openai_requests import GenerationRequest
 from orca_master.endpoint.choice_run import PIECES_TOGETHER, Choice, Piece, as_piece
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.recorded_body import body_of
+from orca_master.endpoint.recorder import failure_of_record
 from orca_master.engine.messages import Output
-from orca_master.errors import EngineError, EngineUnavailableError
+from orca_master.errors import EngineUnavailableError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token, TokenLog
 from orca_master.scheduling.request import FinishReason
@@ -159,7 +160,8 @@ class ResumableRequest:
     async def pieces(self, generation: Generation) -> AsyncIterator[list[Piece]]:
         """Yield all pieces, past and future, at most PIECES_TOGETHER at once.
 
-        Raises EngineError if the request failed, EngineUnavailableError if the server stops.
+        Raises EngineError if the request failed, RequestError if its own constraints ended it, and
+        EngineUnavailableError if the server stops.
         """
         known = self.known(generation)
         position = 0
@@ -181,7 +183,7 @@ class ResumableRequest:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
         if self.ended.error:
-            raise EngineError(self.ended.error)
+            raise failure_of_record(self.ended.error)
 
     @property
     def num_tokens(self) -> int:

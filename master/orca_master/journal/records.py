@@ -127,7 +127,7 @@ class TokenLog(Sequence[Token]):
 
 
 class Ended(NamedTuple):
-    """The end of a request. `at`: seconds since the epoch. `error`: "" if all of its choices are complete."""
+    """The end of a request. `at`: seconds since the epoch. `error`: see Recorder.end."""
 
     at: float
     error: str
