@@ -151,7 +151,9 @@ def test_equal_iterations_leave_the_known_costs_and_follow_the_requests():
     assert costs.even_prompt_budget(ROWS) == PromptBudget(*[pytest.approx(8 * half, rel=0.01)] * 2)
     for _ in range(3000):
         note(costs, 600)
-    assert costs.even_prompt_budget(ROWS) == PromptBudget(pytest.approx(600, rel=0.01), pytest.approx(8 * half, rel=0.01))
+    assert costs.even_prompt_budget(ROWS) == PromptBudget(
+        pytest.approx(600, rel=0.01), pytest.approx(8 * half, rel=0.01)
+    )
 
 
 def test_requests_that_generate_nothing_are_cut_like_prompts_alone():

@@ -26,7 +26,7 @@ PART = 8
 """Most tokens of prompts, in those that take as long as an iteration without prompts, which then is a ninth of both."""
 
 ENOUGH = 2
-"""The same of prompts behind which no further one begins (PromptBudget.enough): measured, docs/benchmarks/options.md."""
+"""The same of prompts behind which no further one begins (PromptBudget.enough); measured, benchmarks/options.md."""
 
 
 class Costs(NamedTuple):
