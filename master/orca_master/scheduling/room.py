@@ -75,11 +75,14 @@ class Room:
         token_budget: int | None = None,
         prompt_tokens: int | None = None,
         admitted: Iterable[Request] = (),
+        enough: int | None = None,
     ) -> Room:
         """Return the room of an empty batch beside the `admitted` requests, of which some have tokens in flight."""
         prompts = (request for request in admitted if request.num_tokens_in_flight and request.num_unscheduled)
         being_computed = frozenset(key for key in map(ledger.next_key, prompts) if key is not None)
-        return cls(ledger, ledger.num_free_blocks, token_budget, prompt_tokens, being_computed, MOST_PROMPT_LOGPROBS)
+        return cls(
+            ledger, ledger.num_free_blocks, token_budget, prompt_tokens, being_computed, MOST_PROMPT_LOGPROBS, enough
+        )
 
     @property
     def is_full(self) -> bool:

@@ -148,8 +148,7 @@ class Scheduler:
     ) -> Proposal:
         """Fill a batch with at most `batch_cap` of the waiting requests and those `admitted` ones that may be in it."""
         prompts = self.prompt_budget.limit(state.admitted, len(self.pool), self.config)
-        room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted)
-        room.enough = self.prompt_budget.enough
+        room = Room.of(state.ledger, self.config.token_budget, prompts, state.admitted, self.prompt_budget.enough)
         batch: list[Selection] = []
         candidates = Candidates(waiting, admitted, self.pool.order)
         for request in candidates:
