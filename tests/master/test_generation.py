@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -353,52 +354,49 @@ def test_the_timeout_begins_at_the_arrival_of_the_request(tmp_path):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to_retry(tmp_path, stream):
-    async def run() -> None:
+def answer_that_fails(
+    folder: Path, stream: bool, reason: FinishReason, error: str, *, after_a_token: bool
+) -> tuple[httpx.Response, dict[str, object]]:
+    """Return the response of a request that the engine ends with an error, and the error in its body or stream."""
+
+    async def run() -> httpx.Response:
         engine = Queue()
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
+        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(folder), ChatTemplate(folder))
         transport = httpx.ASGITransport(create_app(endpoint))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
             asking = asyncio.create_task(client.post("/v1/completions", json=body))
             while not engine.receivers:
                 await asyncio.sleep(0)
-            if stream:  # after the first token the status is 200
+            if after_a_token:
                 engine.finish(1, finish_reason=None)
-            engine.finish(1, token=None, finish_reason=FinishReason.FAULT, error="request x: alone")
-            answer = await asking
-        if stream:
-            last = answer.text.split("data: ")[-1]
-            assert json.loads(last)["error"]["code"] == "engine_error"
-        else:
-            assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
-            expected = {"message": "request x: alone", "type": "server_error", "param": None, "code": "engine_error"}
-            assert answer.json()["error"] == expected
+            engine.finish(1, token=None, finish_reason=reason, error=error)
+            return await asking
 
-    asyncio.run(run())
+    answer = asyncio.run(run())
+    return answer, json.loads(answer.text.split("data: ")[-1])["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to_retry(tmp_path, stream):
+    # After the first token the status of a stream is 200.
+    answer, error = answer_that_fails(tmp_path, stream, FinishReason.FAULT, "request x: alone", after_a_token=stream)
+    if stream:
+        assert error["code"] == "engine_error"
+    else:
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
+        expected = {"message": "request x: alone", "type": "server_error", "param": None, "code": "engine_error"}
+        assert error == expected
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_its_own_constraints_end_is_the_clients_error(tmp_path, stream):
-    async def run() -> None:
-        engine = Queue()
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
-        transport = httpx.ASGITransport(create_app(endpoint))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
-            asking = asyncio.create_task(client.post("/v1/completions", json=body))
-            while not engine.receivers:
-                await asyncio.sleep(0)
-            engine.finish(1, finish_reason=None)
-            engine.finish(1, token=None, finish_reason=FinishReason.CONSTRAINT, error="no token is allowed")
-            answer = await asking
-        error = json.loads(answer.text.split("data: ")[-1])["error"] if stream else answer.json()["error"]
-        assert answer.status_code == (200 if stream else 400)
-        assert error["message"] == "no token is allowed"
-        assert (error["type"], error["code"]) == ("invalid_request_error", "constraint_error")
-
-    asyncio.run(run())
+    answer, error = answer_that_fails(
+        tmp_path, stream, FinishReason.CONSTRAINT, "no token is allowed", after_a_token=True
+    )
+    assert answer.status_code == (200 if stream else 400)
+    assert error["message"] == "no token is allowed"
+    assert (error["type"], error["code"]) == ("invalid_request_error", "constraint_error")
 
 
 @pytest.mark.parametrize("stream", [False, True])
