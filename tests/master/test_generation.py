@@ -354,10 +354,12 @@ def test_the_timeout_begins_at_the_arrival_of_the_request(tmp_path):
     asyncio.run(run())
 
 
-def answer_that_fails(
-    folder: Path, stream: bool, reason: FinishReason, error: str, *, after_a_token: bool
-) -> tuple[httpx.Response, dict[str, object]]:
-    """Return the response of a request that the engine ends with an error, and the error in its body or stream."""
+TOKEN: dict[str, Any] = {"finish_reason": None}
+"""An output that continues an answer."""
+
+
+def answer_to(folder: Path, stream: bool, *outputs: dict[str, Any]) -> tuple[httpx.Response, dict[str, object]]:
+    """Return the response of a request with these outputs of the engine, and the error in its body or stream."""
 
     async def run() -> httpx.Response:
         engine = Queue()
@@ -368,9 +370,8 @@ def answer_that_fails(
             asking = asyncio.create_task(client.post("/v1/completions", json=body))
             while not engine.receivers:
                 await asyncio.sleep(0)
-            if after_a_token:
-                engine.finish(1, finish_reason=None)
-            engine.finish(1, token=None, finish_reason=reason, error=error)
+            for output in outputs:
+                engine.finish(1, **output)
             return await asking
 
     answer = asyncio.run(run())
@@ -379,8 +380,9 @@ def answer_that_fails(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to_retry(tmp_path, stream):
+    failure = {"token": None, "finish_reason": FinishReason.FAULT, "error": "request x: alone"}
     # After the first token the status of a stream is 200.
-    answer, error = answer_that_fails(tmp_path, stream, FinishReason.FAULT, "request x: alone", after_a_token=stream)
+    answer, error = answer_to(tmp_path, stream, *([TOKEN] if stream else []), failure)
     if stream:
         assert error["code"] == "engine_error"
     else:
@@ -391,9 +393,8 @@ def test_a_request_on_which_workers_failed_is_answered_with_500_and_no_advice_to
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_its_own_constraints_end_is_the_clients_error(tmp_path, stream):
-    answer, error = answer_that_fails(
-        tmp_path, stream, FinishReason.CONSTRAINT, "no token is allowed", after_a_token=True
-    )
+    failure = {"token": None, "finish_reason": FinishReason.CONSTRAINT, "error": "no token is allowed"}
+    answer, error = answer_to(tmp_path, stream, TOKEN, failure)
     assert answer.status_code == (200 if stream else 400)
     assert error["message"] == "no token is allowed"
     assert (error["type"], error["code"]) == ("invalid_request_error", "constraint_error")
@@ -405,21 +406,8 @@ def test_a_token_without_a_text_is_no_error_of_the_request(tmp_path, monkeypatch
         raise RequestError("the model's tokenizer fails on a generated token: x")
 
     monkeypatch.setattr(IncrementalDecoder, "step", fail)
-
-    async def run() -> None:
-        engine = Queue()
-        endpoint = Endpoint(EndpointConfig(("m",)), engine, TextCodec(tmp_path), ChatTemplate(tmp_path))
-        transport = httpx.ASGITransport(create_app(endpoint))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            body = {"prompt": [1, 2], "max_tokens": 5, "stream": stream}
-            asking = asyncio.create_task(client.post("/v1/completions", json=body))
-            while not engine.receivers:
-                await asyncio.sleep(0)
-            engine.finish(1, finish_reason=None)
-            answer = await asking
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
-
-    asyncio.run(run())
+    answer, error = answer_to(tmp_path, stream, TOKEN)
+    assert (answer.status_code, error["code"]) == (500, "engine_error")
 
 
 def part(*ranks: int) -> pb.PromptLogprobs:

@@ -30,8 +30,8 @@ struct Ahead {
   const char *line;
   int64_t stride;  // bytes
 
-  // `panel`: of `bytes` bytes, which `blocks` blocks of rows read in turn.
-  Ahead(const void *panel, int64_t bytes, int64_t block = 0, int64_t blocks = 1)
+  // `panel`: of `bytes` bytes, which `blocks` blocks of rows read in turn, this one as number `block`.
+  Ahead(const void *panel, int64_t bytes, int64_t block, int64_t blocks)
       : line(static_cast<const char *>(panel) + (blocks > 1 ? bytes + bytes * block / blocks : kFarAhead * kPanel * 4)),
         stride(kLineBytes / blocks) {}
 

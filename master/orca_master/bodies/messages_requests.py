@@ -18,6 +18,9 @@ from orca_master.bodies.openai_requests import TokenCount
 from orca_master.bodies.sampling_fields import MAX_COUNT, MAX_STOP_STRINGS, StopString
 from orca_master.bodies.tools import MAX_TOOLS, FunctionName, check_size
 
+LEAST_BUDGET = 1024
+"""Minimum of `budget_tokens`, as in Anthropic's API."""
+
 
 def _check_system(system: str | list[TextBlock] | None, info: ValidationInfo) -> str | list[TextBlock] | None:
     Lengths.of(info).check_characters(len(text_of(system)))
@@ -57,10 +60,6 @@ class ToolChoice(Body):
         if (self.name is not None) != (self.type == "tool"):
             raise PydanticCustomError("name", "name is needed with the type tool, and only with this type")
         return self
-
-
-LEAST_BUDGET = 1024
-"""Minimum of `budget_tokens`, as in Anthropic's API."""
 
 
 class Thinking(Body):
