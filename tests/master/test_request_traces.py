@@ -38,7 +38,8 @@ from support.scripted_engine import END, MODEL, Scripted, make_model
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 UNSAMPLED = f"00-{TRACE_ID}-b7ad6b7169203331-00"
-ARRIVED, QUEUED, ADMITTED, FIRST, LAST = (time.monotonic() + seconds for seconds in (0.0, 0.5, 1.5, 3.5, 7.5))
+ARRIVED = time.monotonic()
+QUEUED, ADMITTED, FIRST, LAST = (ARRIVED + seconds for seconds in (0.5, 1.5, 3.5, 7.5))
 
 
 class Recorded:
