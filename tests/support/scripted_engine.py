@@ -23,9 +23,10 @@ from orca_master.engine.recovery import Recovery
 from orca_master.llm import CLOSED, LLM
 from orca_master.loop_thread import LoopThread
 from orca_master.scheduling.request import FinishReason
-from orca_master.text.chat_template import ChatTemplate
 from orca_master.text.tokenizer import TextCodec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from support.inline_template import InlineTemplate
 
 END = "<|end|>"
 MODEL = "scripted"
@@ -107,7 +108,7 @@ class Scripted:
     ) -> None:
         codec = TextCodec(model)
         self.engine = engine(codec, answer, reason)
-        self.template = ChatTemplate(model)
+        self.template = InlineTemplate(model)
         self.endpoint = Endpoint(EndpointConfig((MODEL,), **options), self.engine, codec, self.template)
         self.codec = codec
 
