@@ -57,8 +57,8 @@ def documents(chart: str, values: dict[str, Any], folder: Path, name: str = "orc
 
 @functools.cache
 def parsed(document: str) -> dict[str, Any]:
-    """Return a document as YAML. The CRD, which takes seconds, is in most renderings."""
-    return yaml.safe_load(document)
+    """Return a document as YAML. The CRD is in most renderings; the parser in Python takes seven times as long."""
+    return yaml.load(document, yaml.CSafeLoader)
 
 
 @functools.cache

@@ -75,7 +75,15 @@ def whole_numbers(rows: int, inputs: int, group: int, generator: torch.Generator
 @every_library
 @pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "zero points"])
 @pytest.mark.parametrize("group", [8, 24, GROUP, None])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (64, 32), (130, 70), (300, 211), (1100, 40)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        *(pytest.param(*size, marks=pytest.mark.long) for size in ((1, 1), (64, 32), (130, 70))),
+        (7, 5),
+        (300, 211),
+        (1100, 40),
+    ],
+)
 def test_sums_of_integers_are_those_of_torch_bit_for_bit(kernels, dtype, inputs, outputs, group, asymmetric):
     """Incomplete words, groups and panels, and blocks of every height; all numbers of four bits."""
     generator = torch.Generator().manual_seed(inputs)

@@ -327,7 +327,7 @@ def test_linear_maps_of_quantised_weights(kernels, dtype, quantization, inputs, 
     assert_one_product_gives_both(linear, x)
 
 
-@pytest.mark.parametrize("group", [8, 32, 64, 256, 1 << 20])
+@pytest.mark.parametrize("group", [8, *(pytest.param(size, marks=pytest.mark.long) for size in (32, 64, 256)), 1 << 20])
 @pytest.mark.parametrize("reordered", [False, True], ids=["in order", "reordered"])
 @pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "zero points"])
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY)

@@ -210,8 +210,9 @@ def test_the_kill_of_the_process_is_no_fault_of_the_request(tmp_path):
      "tokenize", "self", "_x", "__class__", "a b", "", "1a"],
 )  # fmt: skip
 def test_names_that_a_request_must_not_set(tmp_path, name):
+    """They are refused before a process starts."""
     with pytest.raises(RequestError, match="is reserved or not a valid name") as refused:
-        render(template(tmp_path, "{{ messages }}"), MESSAGES, True, {name: []})
+        asyncio.run(template(tmp_path, "{{ messages }}").render(MESSAGES, True, {name: []}))
     assert refused.value.field == "chat_template_kwargs"
 
 

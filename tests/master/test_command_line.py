@@ -150,7 +150,14 @@ def test_a_folder_for_temporary_files_whose_path_is_too_long(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("bench", "--help"), ("--version",), ("simulate", "--help")], ids=" ".join
+    "arguments",
+    [
+        ("--help",),
+        pytest.param(("bench", "--help"), marks=pytest.mark.long),
+        ("--version",),
+        pytest.param(("simulate", "--help"), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
 )
 def test_output_that_nobody_can_have_ends_without_a_traceback(arguments):
     """A pipe whose reader has ended, and a full disk."""

@@ -12,6 +12,7 @@ from orca_contract.drafting import MOST_CAUGHT_UP
 from orca_master.scheduling.draft_costs import DraftCosts
 from orca_master.scheduling.drafter import MOST_ACCEPTANCE, num_likely
 from orca_master.scheduling.model_drafts import FIRST_ACCEPTANCE, PROBE_INTERVAL, Guesses, ModelDrafts
+from support.variants import one_short
 
 CHEAP = DraftCosts(row=0.01, step=0.05, caught_up=0.001)
 """The least acceptance is 0.25 beside one row."""
@@ -194,7 +195,7 @@ class Pipeline:
 @pytest.mark.parametrize("num_tokens", [4, 64, 2_000])
 @pytest.mark.parametrize("costs", [(0.01, 0.05, 0.001), (0.1, 0.1, 0.01), (0.4, 0.35, 0.14), (1.0, 0.2, 0.2)])
 @pytest.mark.parametrize("num_requests", [1, 16])
-@pytest.mark.parametrize("num_pipelines", [1, 3])
+@pytest.mark.parametrize("num_pipelines", one_short([1, 3], 3))
 def test_probes_take_about_a_hundredth_of_the_time(answer, num_tokens, costs, num_requests, num_pipelines):
     """Whatever rows, steps and prompts cost, also if answers end before the draft model has caught up on the prompt."""
     guesses = Guesses()
@@ -228,7 +229,7 @@ def test_answers_of_any_costs_are_probed_at_last(costs, num_requests):
 )
 @pytest.mark.parametrize("num_tokens", [3_000, 8_000])
 @pytest.mark.parametrize("costs", [(0.1, 0.1, 0.01), (0.05, 0.1, 0.01)])
-@pytest.mark.parametrize("acceptance", [0.7, 0.9])
+@pytest.mark.parametrize("acceptance", one_short([0.7, 0.9]))
 def test_answers_that_end_before_the_draft_model_has_caught_up_are_not_drafted_on_for_ever(
     length, num_tokens, costs, acceptance
 ):

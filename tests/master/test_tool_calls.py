@@ -234,8 +234,8 @@ def test_beginnings_of_calls_are_read_once(beginning, monkeypatch):
         ("hermes", "<tool_call>x" * 150_000),
         ("hermes", "<tool_call>" + " " * 1_000_000),
         ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 20_000),
-        ("llama3_json", '{"name": "add", "parameters": {}};' * 20_000),
-        ("mistral", "[TOOL_CALLS]" + "add{}" * 100_000),
+        pytest.param("llama3_json", '{"name": "add", "parameters": {}};' * 20_000, marks=pytest.mark.long),
+        pytest.param("mistral", "[TOOL_CALLS]" + "add{}" * 100_000, marks=pytest.mark.long),
     ],
     ids=["beginnings", "separators", "hermes", "llama3_json", "mistral"],
 )

@@ -17,6 +17,7 @@ from orca_master.commands.trace_options import (
     traces_protocol,
 )
 from orca_master.errors import ConfigurationError
+from support.variants import one_short
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
 RUN = """
@@ -109,7 +110,7 @@ def test_a_protocol_that_is_not_supported(monkeypatch, url, value, words):
 
 
 @pytest.mark.parametrize(
-    "command", [("serve", str(MODEL)), ("master", "--pipeline", "unix:/nowhere", "--model", str(MODEL))]
+    "command", one_short([("serve", str(MODEL)), ("master", "--pipeline", "unix:/nowhere", "--model", str(MODEL))])
 )
 @pytest.mark.parametrize(
     "missing", ["opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"]

@@ -9,12 +9,14 @@ from protocol_model.protocol import Protocol
 from protocol_model.state import Bounds
 
 SHORT = [
-    (Bounds(crashes=2, anomalies=0), 40_000),
     (Bounds(crashes=0, anomalies=2), 16_000),
     (Bounds(crashes=1, anomalies=0, num_tokens=3), 9_000),
     (Bounds(crashes=1, anomalies=0, machine=True, rounding=False), 7_000),
     (Bounds(crashes=1, anomalies=0, prompt_length=3, token_budget=1, has_spare=True), 8_000),
     (Bounds(crashes=0, anomalies=1, prompt_length=3, token_budget=1, has_spare=True), 7_000),
+]
+LONG = [
+    (Bounds(crashes=2, anomalies=0), 40_000),
 ]
 EXHAUSTIVE = [
     (Bounds(crashes=2, anomalies=1), 600_000),
@@ -40,6 +42,7 @@ def name(bounds: Bounds) -> str:
     ("bounds", "num_states"),
     [
         *(pytest.param(*entry, id=name(entry[0])) for entry in SHORT),
+        *(pytest.param(*entry, id=name(entry[0]), marks=pytest.mark.long) for entry in LONG),
         *(pytest.param(*entry, id=name(entry[0]), marks=pytest.mark.exhaustive) for entry in EXHAUSTIVE),
     ],
 )

@@ -89,6 +89,7 @@ def ends(served: Served) -> Counter[str]:
     return +Counter({reason: int(float(count)) for reason, count in counts})
 
 
+@pytest.mark.long
 def test_all_processes_serve_and_any_of_them_knows_the_metrics(fresh, references):
     """Forty connections, twenty at once: each of three processes has its share, the tokens are the model's."""
     assert len(api_processes(fresh)) == 3

@@ -98,7 +98,9 @@ def headless(variant: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("partitions", one_short([2, 1]))
-@pytest.mark.parametrize("variant", ["llama-head80-untied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"])
+@pytest.mark.parametrize(
+    "variant", one_short(["llama-head80-untied", "mistral-gqa", "qwen2-gqa-tied", "qwen3-gqa-tied"])
+)
 def test_models_without_a_head_embed_as_in_transformers(variant, partitions, worker_pool, tmp_path):
     """LlamaModel and others in config.json, and names of tensors without a prefix."""
     path, prompts = headless(variant, tmp_path), make_prompts(LENGTHS)
@@ -149,7 +151,8 @@ def test_a_model_without_a_head_is_served_with_its_own_pooling_and_generates_not
 
 
 @pytest.fixture(
-    scope="module", params=[("last",), pytest.param(("mean", "--api-processes", "2"), marks=pytest.mark.long)]
+    scope="module",
+    params=[pytest.param(options, marks=pytest.mark.long) for options in (("last",), ("mean", "--api-processes", "2"))],
 )
 def served(request, checkpoint, tmp_path_factory):
     model = with_tokenizer(checkpoint(NAME), tmp_path_factory.mktemp("embed"))

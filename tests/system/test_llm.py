@@ -194,6 +194,7 @@ with LLM(sys.argv[1]) as llm:
 """
 
 
+@pytest.mark.long
 def test_a_forked_process_is_refused_and_leaves_the_workers_alone():
     model = ROOT / "examples" / "demo-model"
     result = subprocess.run(
@@ -221,6 +222,7 @@ print([thread.name for thread in threads if thread.is_alive()])
 """
 
 
+@pytest.mark.long
 def test_workers_and_threads_of_an_llm_that_nobody_refers_to_end():
     """A notebook that binds another LLM to the same name has no memory for two."""
     program = [sys.executable, "-c", FORGOTTEN, str(ROOT / "examples" / "demo-model")]
@@ -256,6 +258,7 @@ print(llm(), garbage())
 """
 
 
+@pytest.mark.long
 def test_garbage_that_refers_to_an_llm_is_collected():
     """A collection does not look at the objects of a program that the LLM would freeze."""
     program = [sys.executable, "-c", IN_A_CYCLE, str(ROOT / "examples" / "demo-model")]

@@ -43,6 +43,7 @@ def gauge(served: Served, name: str) -> float:
     return sample.value
 
 
+@pytest.mark.long
 def test_a_server_without_a_request_has_every_metric_of_protocol_and_dashboard(served):
     families = scrape(served)
     for row in EXPECTED["protocol"]:

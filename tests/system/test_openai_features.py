@@ -13,6 +13,9 @@ from orca_contract.kv_blocks import BLOCK_SIZE
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import READY, START_DETAILS, serve, value
 
+# tests/master sends these requests to the application, and test_everything.py those of every kind to a whole server.
+pytestmark = pytest.mark.long
+
 NAME = "llama-head80-untied"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
@@ -38,7 +41,6 @@ def complete(client, prompt="Once", max_tokens=24, temperature=0, **options):
     )
 
 
-@pytest.mark.long
 def test_a_start_logs_its_report_and_no_details(served):
     logger = " INFO orca_master.commands.server: "
     *lines, ready = [line.split(logger)[1] for line in served.log if logger in line][:5]
@@ -79,7 +81,6 @@ def test_chat_streams(client):
     assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
 
 
-@pytest.mark.long
 def test_chat_template_options_and_the_rest_of_the_context(client):
     answer = client.chat.completions.create(
         model=NAME, messages=CHAT, temperature=0,
@@ -219,7 +220,6 @@ def test_token_ids_stand_for_tokens_in_log_probabilities(client):
     assert b"".join(bytes(entry.bytes) for entry in content).decode(errors="replace") == chat.message.content
 
 
-@pytest.mark.long
 def test_penalties_and_biases_change_what_is_drawn(client):
     plain = complete(client, max_tokens=60).choices[0].token_ids
     forced = complete(client, max_tokens=5, logit_bias={"65": 100}).choices[0].token_ids

@@ -106,6 +106,7 @@ def cached(answer: Any) -> int:
     return answer.usage.prompt_tokens_details.cached_tokens
 
 
+@pytest.mark.long
 def test_the_usage_names_the_cached_tokens_and_keys_share_nothing(served):
     before = metric(served, "prefix_cache_hits_total")
     first, second, other = (complete(served, key, 100) for key in ("one", "one", "two"))
@@ -118,12 +119,14 @@ def test_the_usage_names_the_cached_tokens_and_keys_share_nothing(served):
     )
 
 
+@pytest.mark.long
 def test_a_salt_separates_the_requests_of_one_key(served):
     salted = [complete(served, "one", 101, extra_body={"cache_salt": salt}) for salt in ("a", "b", "a")]
     assert [cached(answer) for answer in salted] == [0, 0, CACHED]
     assert cached(complete(served, "one", 101)) == 0
 
 
+@pytest.mark.long
 def test_choices_compute_their_prompt_once(served):
     queries, hits = (metric(served, f"prefix_cache_{name}_total") for name in ("queries", "hits"))
     answer = complete(served, "one", 102, n=4, seed=1)
@@ -132,12 +135,14 @@ def test_choices_compute_their_prompt_once(served):
     assert metric(served, "prefix_cache_hits_total") == hits + 3 * CACHED
 
 
+@pytest.mark.long
 def test_a_stream_ends_with_the_cached_tokens(served):
     complete(served, "one", 103)
     chunks = list(complete(served, "one", 103, stream=True, stream_options={"include_usage": True}))
     assert cached(chunks[-1]) == CACHED
 
 
+@pytest.mark.long
 def test_the_next_turn_of_a_chat_begins_with_the_last_one(served):
     turns: list[Any] = [{"role": "user", "content": "Once upon a time there was a fox who could not sleep."}]
     ask = client(served, "one").chat.completions.create

@@ -112,6 +112,7 @@ def test_a_device_that_is_not_there(copy):
     assert "device cuda is requested, but this worker has " in line
 
 
+@pytest.mark.long
 def test_a_damaged_tokenizer(copy):
     (copy / "tokenizer.json").write_text("{}")
     result = run("serve", str(copy), "--port", "0")

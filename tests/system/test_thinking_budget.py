@@ -16,6 +16,7 @@ from orca import LLM, SamplingParams
 from support.checkpoints import make_model, make_prompts, with_tokenizer
 from support.resuming import Transcript, by_choice, stream
 from support.served import serve
+from support.variants import one_short
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo-model"
 OPTIONS = ("--dtype", "float32", "--reasoning-parser", "deepseek_r1")
@@ -25,7 +26,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["0", "2"])
+@pytest.fixture(scope="module", params=one_short(["0", "2"]))
 def client(request):
     with (
         serve(DEMO, *OPTIONS, "--api-processes", request.param, "--speculative-tokens", "3") as served,

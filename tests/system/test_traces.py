@@ -150,6 +150,7 @@ def test_a_client_that_leaves(server):
     assert attributes["gen_ai.response.finish_reasons"] == ["abort"]
 
 
+@pytest.mark.long
 def test_the_error_of_a_request_at_the_end_of_the_server_is_sent(model):
     """The drain lasts a second, after which the engine ends the request; the last export follows."""
     with traced(model) as (collector, served):
@@ -164,14 +165,9 @@ def test_the_error_of_a_request_at_the_end_of_the_server_is_sent(model):
         assert "the server ends" in span.status.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("protocol", "listens"),
-    [
-        ("http/protobuf", True),
-        pytest.param("http/protobuf", False, marks=pytest.mark.long),
-        pytest.param("grpc", True, marks=pytest.mark.long),
-        pytest.param("grpc", False, marks=pytest.mark.long),
-    ],
+    ("protocol", "listens"), [("http/protobuf", True), ("http/protobuf", False), ("grpc", True), ("grpc", False)]
 )
 def test_a_collector_that_does_not_answer(model, monkeypatch, protocol, listens):
     """It accepts no connection, or nobody listens: requests are answered, and the server ends in time."""

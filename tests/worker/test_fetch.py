@@ -190,6 +190,7 @@ OWN = {"model-layer0.safetensors", "model-embeddings.safetensors"}
 """Weights of partition 0 of 2."""
 
 
+@pytest.mark.long
 def test_a_download_that_failed_before_it_changed_weights_leaves_them_to_the_workers(hub, tmp_path):
     """A worker whose container is restarted loads them again: nobody fetches for it, and the hub may be down."""
     folder = tmp_path / "model"
@@ -216,6 +217,7 @@ def test_a_download_that_failed_before_it_changed_weights_leaves_them_to_the_wor
     assert source_digest(folder) not in ("", first)
 
 
+@pytest.mark.long
 def test_a_download_that_failed_leaves_no_weights_that_are_taken_for_those_of_its_revision(hub, tmp_path):
     folder = tmp_path / "model"
     assert fetch(hub, folder)[0] == 0
@@ -227,6 +229,7 @@ def test_a_download_that_failed_leaves_no_weights_that_are_taken_for_those_of_it
         compared_files(request, OWN, OWN)
 
 
+@pytest.mark.long
 def test_workers_whose_weights_are_being_replaced_do_not_load_them(hub, tmp_path):
     """A pod fetches a new revision into a volume, while the worker of another pod is restarted."""
     folder = tmp_path / "model"

@@ -111,9 +111,9 @@ def any_rows(count: int, generator: np.random.Generator) -> pb.Iteration:
     ("vocabulary", "count", "name"),
     [
         (33, 25, "float32"),
-        (1000, 40, "float32"),
+        pytest.param(1000, 40, "float32", marks=pytest.mark.long),
         (32_000, 6, "float32"),
-        (151_936, 2, "float32"),
+        pytest.param(151_936, 2, "float32", marks=pytest.mark.long),
         pytest.param(1000, 100, "bfloat16", marks=pytest.mark.long),
         pytest.param(1000, 100, "float16", marks=pytest.mark.long),
         pytest.param(32_000, 100, "float32", marks=pytest.mark.long),

@@ -20,6 +20,7 @@ from orca_worker.errors import FaultError
 from orca_worker.rank_exit import exit_code
 from orca_worker.rank_process import RankProcess
 from orca_worker.rank_start import RankStart, start_rank
+from support.variants import one_short
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
 COMMANDS = {
@@ -57,7 +58,7 @@ def warmup(tokens: int) -> pb.RankCommand:
     return pb.RankCommand(warmup=pb.WarmupRequest(max_tokens=tokens))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", one_short(range(5)))
 def test_every_question_gets_its_own_answer(seed):
     """Of many at once, answered in any order, while some of them are given up."""
 
@@ -168,7 +169,7 @@ def test_a_load_that_is_cancelled_when_its_progress_arrives_ends():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", one_short(COMMANDS))
 def test_an_answer_of_another_kind_is_a_fault(kind):
     async def run() -> None:
         async with scripted(wrong=kind) as (rank, faults):

@@ -19,6 +19,7 @@ from orca_worker.early_ranks import start_ranks
 from orca_worker.rank_start import RankStart
 from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks
+from support.variants import one_short
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
 START = RankStart((sys.executable, str(SCRIPT), json.dumps({"reads": [10, 20, 30]})), {"A": "1"}, (), "cpu")
@@ -74,7 +75,7 @@ def test_a_rank_is_the_spare_whatever_its_number_its_cores_and_its_device():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("spoiled", ["environment", "command", "killed"])
+@pytest.mark.parametrize("spoiled", one_short(["environment", "command", "killed"]))
 def test_another_process_is_started_if_the_spare_does_not_fit(spoiled):
     async def run() -> None:
         async with starter() as (made, faults):

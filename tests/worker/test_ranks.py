@@ -24,6 +24,7 @@ from orca_worker.rank_starter import RankStarter
 from orca_worker.ranks import Ranks, rank_starts
 from support.engines import engine_over, topology
 from support.served import descendants
+from support.variants import one_short
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripted_rank.py"
 MODEL = Path(__file__).parents[2] / "examples" / "demo-model"
@@ -149,7 +150,7 @@ def test_a_stuck_rank_is_not_kept(monkeypatch):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", one_short([signal.SIGKILL, signal.SIGSTOP]), ids=lambda number: number.name)
 def test_only_a_rank_that_has_failed_is_replaced(monkeypatch, number):
     """The other rank stays with its model; only the new rank loads."""
     monkeypatch.setattr(ranks_module, "PING_SECONDS", 1.0)
