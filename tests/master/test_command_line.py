@@ -188,7 +188,7 @@ def test_a_closed_standard_output_is_none(arguments, code):
 
 
 @pytest.mark.parametrize(
-    "command, usage",
+    ("command", "usage"),
     [
         ("serve", "usage: orca serve MODEL [options]"),
         ("master", "usage: orca master (--topology FILE | --pipeline HOST:PORT,… --model MODEL) [options]"),
