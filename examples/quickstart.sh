@@ -13,9 +13,10 @@ server=$!
 trap 'kill -TERM $server 2>/dev/null || true; wait $server || true' EXIT
 trap 'exit 130' INT TERM
 
-for _ in $(seq 240); do
-  if curl --silent --fail "$url/readyz" >/dev/null; then break; fi
+# The first start compiles the CPU kernels, which may take minutes on a slow machine.
+until curl --silent --fail "$url/readyz" >/dev/null; do
   kill -0 $server 2>/dev/null || { trap - EXIT; wait $server; exit $?; }
+  if [ "$SECONDS" -ge 600 ]; then echo "the server is not ready after ten minutes" >&2; exit 1; fi
   sleep 0.25
 done
 

@@ -14,6 +14,7 @@ PAGES = [
     if page.name not in ("CHANGELOG.md", "options.md", "api.md")
 ]
 FOLDERS = "benchmarks|charts|crds|examples|images|kernels|master|operator|protos|tests|tools|worker"
+UNITS = {"": 1, "s": 1, "days": 24 * 3600, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
 
 
@@ -61,6 +62,22 @@ def test_options_in_sentences_exist(page):
     """An option of ORCA's commands, of helm, or of docker's build."""
     named = set(re.findall(r"`(--[a-z][\w-]*)", page.read_text(encoding="utf-8")))
     assert {option for option in named if f"`{option}`" not in OPTIONS} <= {"--set", "--build-arg"}
+
+
+def test_defaults_in_sentences_are_those_of_the_options():
+    """A number in brackets behind an option, as in "`--patience` (600 s)"; a command has this default."""
+    named = {
+        (page.name, option, int(number) * UNITS[unit])
+        for page in PAGES
+        for option, number, unit in re.findall(
+            r"`(--[a-z][\w-]*)`\s+\((\d+)(?: (KiB|MiB|GiB|s|days)\b)?", page.read_text(encoding="utf-8")
+        )
+    }
+    assert len(named) >= 20
+    defaults = {
+        (option, default) for option, default in re.findall(r"^\| `(--[\w-]+)`.*? \| .*? \| (\S+) \|", OPTIONS, re.M)
+    }
+    assert [(page, option, number) for page, option, number in named if (option, str(number)) not in defaults] == []
 
 
 def test_every_target_is_documented():

@@ -26,11 +26,6 @@ from support.orcadeployments import MINIMAL
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = re.compile(r"(?:[A-Z_]+=\S+ )*(?:orca|curl|pip|make|kubectl|helm|docker|openssl|lm_eval) ")
-OF_THE_READER = {
-    "docs/how-to/messages.md": {"messages", "run"},
-    "docs/how-to/responses.md": {"weather"},
-}
-"""Names that a page leaves to the reader's program."""
 OWN_GROUPS = r"v1|(?:rbac\.authorization|networking)\.k8s\.io/v1"
 """API versions of objects whose schema a cluster has without add-ons."""
 FIELDS = {name for leaf in leaves(Spec) for name in leaf.wire.split(".")[:1]}
@@ -65,7 +60,7 @@ def programs(page: Path) -> Iterator[ast.Module]:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """Return the names that a program assigns, imports or declares."""
+    """Return the names that a program assigns, imports or declares, those of parameters included."""
     found = set()
     for node in ast.walk(tree):
         match node:
@@ -75,6 +70,8 @@ def defined(tree: ast.Module) -> set[str]:
                 found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
             case ast.ClassDef() | ast.FunctionDef():
                 found.add(node.name)
+            case ast.arg():
+                found.add(node.arg)
     return found
 
 
@@ -107,7 +104,7 @@ def specs(page: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_uses_names_that_its_page_defines(page):
-    known = set(dir(builtins)) | OF_THE_READER.get(name_of(page), set())
+    known = set(dir(builtins))
     for tree in programs(page):
         known |= defined(tree)
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

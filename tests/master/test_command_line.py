@@ -192,3 +192,17 @@ def test_a_closed_standard_output_is_none(arguments, code):
     command = f"{sys.executable} -m orca_master.cli {arguments} >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("serve", "usage: orca serve MODEL [options]"),
+        ("master", "usage: orca master (--topology FILE | --pipeline HOST:PORT,… --model MODEL) [options]"),
+    ],
+)
+def test_the_usage_of_a_command_with_many_options_is_one_line(command, usage, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"{usage}\n\n")

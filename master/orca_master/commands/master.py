@@ -38,7 +38,9 @@ logger = logging.getLogger(__name__)
 def main(argv: list[str]) -> int:
     """Run `orca master` and return the exit code."""
     parser = OneLineParser(
-        prog="orca master", description="Runs the engine master with workers that are started separately."
+        prog="orca master",
+        usage="orca master (--topology FILE | --pipeline HOST:PORT,… --model MODEL) [options]",
+        description="Runs the engine master with workers that are started separately.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--topology", type=Path, help="topology.json, see docs/contracts.md, section 1")

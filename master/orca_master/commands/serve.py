@@ -136,7 +136,9 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> OneLineParser:
-    parser = OneLineParser(prog="orca serve", description="Serves a model on this machine.")
+    parser = OneLineParser(
+        prog="orca serve", usage="orca serve MODEL [options]", description="Serves a model on this machine."
+    )
     parser.add_argument("model", nargs="?", help="Hugging Face model directory")
     parser.add_argument(
         "--pipeline-parallel-size",
