@@ -184,7 +184,8 @@ def _compiler() -> str:
 
 
 def _compile(compiler: str, level: str, path: Path, seconds: float) -> None:
-    logger.info("compiling the CPU kernels for %s into %s: once, later starts find them there", level, path.parent)
+    text = "compiling the CPU kernels for %s into %s, 20 seconds to a minute: later starts find them there"
+    logger.info(text, level, path.parent)
     begin = time.monotonic()
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
     os.close(handle)
