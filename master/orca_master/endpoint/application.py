@@ -219,6 +219,8 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
         return "ok\n"
 
     @app.get("/health", response_class=PlainTextResponse)
+    @app.get("/ping", response_class=PlainTextResponse)
+    @app.post("/ping", response_class=PlainTextResponse)
     @app.get(routes.READY, response_class=PlainTextResponse)
     async def readyz() -> Response:
         """Answer 200 if clients should be sent here, else 503 with the reason."""
@@ -230,6 +232,11 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
         """Return whether the engine is stalled, with its progress counters."""
         status = endpoint.engine.status
         return progress_report(status.state, status.serves, status.progress).wire()
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Return the number of unfinished requests of the engine."""
+        return {"server_load": endpoint.engine.status.progress.num_unfinished}
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:
