@@ -330,6 +330,8 @@ def test_the_headers_of_a_request_are_bounded():
         ("/v1/responses", {"input": "a"}, "resp_", 1),
         ("/v1/completions", {"prompt": ["a", "b"]}, "cmpl-", 1),
         ("/v1/embeddings", {"input": "a"}, "embd-", 1),
+        ("/score", {"text_1": "a", "text_2": ["b", "c"]}, "score-", 1),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "rerank-", 1),
     ],
 )
 def test_every_route_passes_the_parent_on(tmp_path, path, body, prefix, n):

@@ -118,6 +118,7 @@ def test_the_span_of_a_completion(server):
         ("/v1/responses", {"input": "a", "max_output_tokens": 16}, "resp_"),
         ("/v1/messages", {"model": NAME, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, "msg_"),
         ("/v1/embeddings", {"input": ["a", "b"]}, "embd-"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "rerank-"),
     ],
 )
 def test_every_route_has_a_span_under_its_parent(server, path, body, prefix):

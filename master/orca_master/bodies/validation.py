@@ -20,6 +20,7 @@ from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.bodies.score_requests import SCORE_TAGS, RerankRequest, ScoreRequest
 from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 
@@ -30,6 +31,8 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "count_tokens": TypeAdapter(CountTokensRequest),
     "response": TypeAdapter(ResponseRequest),
     "embedding": TypeAdapter(EmbeddingRequest),
+    "score": TypeAdapter(ScoreRequest),
+    "rerank": TypeAdapter(RerankRequest),
     "batch": TypeAdapter(BatchRequest),
     "load_adapter": TypeAdapter(LoadAdapterRequest),
     "unload_adapter": TypeAdapter(UnloadAdapterRequest),
@@ -74,7 +77,7 @@ def described(errors: Sequence[Any]) -> RequestError:
 def _names_a_type(place: int, part: str) -> bool:
     """Return True if a part of a location is a type that pydantic tried, not a field or an index of the body."""
     if place == 0:
-        return part == "body" or part in TAGS
+        return part == "body" or part in TAGS or part in SCORE_TAGS
     return part == "str" or "[" in part
 
 

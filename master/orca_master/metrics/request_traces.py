@@ -38,7 +38,7 @@ SERVICE = "orca"
 """Name of the service if OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES name none."""
 CLOSE_SECONDS = 3.0
 """Longest wait for the last export; a cluster kills a master 10 s after its drain (GRACE_SECONDS)."""
-OPERATIONS = {"cmpl": "text_completion", "embd": "embeddings"}
+OPERATIONS = {"cmpl": "text_completion", **dict.fromkeys(("embd", "score", "rerank"), "embeddings")}
 """Values of gen_ai.operation.name by the prefix of a response's id; `chat` for all others."""
 COMPLETE = ("stop", "length")
 DELAY = "OTEL_BSP_SCHEDULE_DELAY"
