@@ -160,8 +160,7 @@ class ResumableRequest:
     async def pieces(self, generation: Generation) -> AsyncIterator[list[Piece]]:
         """Yield all pieces, past and future, at most PIECES_TOGETHER at once.
 
-        Raises EngineError if the request failed, RequestError if its own constraints ended it, and
-        EngineUnavailableError if the server stops.
+        Raises the error that ended the request (`failure_of_record`), and EngineUnavailableError if the server stops.
         """
         known = self.known(generation)
         position = 0
