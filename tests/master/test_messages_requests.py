@@ -186,7 +186,13 @@ def test_thinking_sets_the_variable_of_the_template(kind, variables):
         ),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024},
-            "thinking: budget_tokens, 1024, must be less than max_tokens, 1024",
+            "thinking: budget_tokens, 1024, must be less than max_tokens, 1024: increase max_tokens, or send the type "
+            "adaptive",
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 5000}, "max_tokens": 2000},
+            "thinking: budget_tokens, 5000, must be less than max_tokens, 2000: increase max_tokens, or reduce "
+            "budget_tokens to 1999 at most",
         ),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024.5}}, "thinking.budget_tokens: "),
     ],
