@@ -9,6 +9,7 @@ from orca_master.commands.config_file import with_config_file
 from orca_master.errors import ConfigurationError
 from orca_protos.command_line import OneLineParser
 
+EXPECTED = r"a value is expected \(quote a word such as 'off'\); leave the option out for its default"
 CONTENT = """
 model: demo
 max_batch_size: 8
@@ -22,10 +23,23 @@ served-model-name: [one, two]
 def serve_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    for option in ("--port", "--max-batch-size", "--served-model-name", "--max-model-len"):
+    for option in ("--port", "--max-batch-size", "--max-model-len"):
         parser.add_argument(option)
+    parser.add_argument("--served-model-name", action="append")
     for option in ("--no-lookahead", "--enforce-eager"):
         parser.add_argument(option, action="store_true")
+    return parser
+
+
+def config_parser() -> argparse.ArgumentParser:
+    """Options of each kind: of one value, of several, a flag, and a flag with its opposite."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--port")
+    parser.add_argument("--max-model-len")
+    parser.add_argument("--served-model-name", action="extend", nargs="+")
+    parser.add_argument("--no-lookahead", action="store_true")
+    parser.add_argument("--cache", action=argparse.BooleanOptionalAction)
     return parser
 
 
@@ -125,8 +139,50 @@ def test_a_name_that_is_no_option_is_refused_whatever_its_value(content, tmp_pat
 def test_an_option_with_a_value_does_not_take_the_next_argument_as_one(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("port: true")
-    with pytest.raises(ConfigurationError, match=r"config.yaml: 'port': a value is expected$"):
+    with pytest.raises(ConfigurationError, match=rf"config.yaml: 'port': {EXPECTED}$"):
         with_config_file(["--config", str(file), "80"], serve_parser(), "model")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("port: false", EXPECTED),
+        ("port: off", EXPECTED),
+        ("served-model-name: [true]", EXPECTED),
+        ("served-model-name: [one, null]", EXPECTED),
+        ("max-model-len: []", "one value is expected, not a list: write max-model-len: VALUE"),
+        ("max_model_len: [80, 81]", "one value is expected, not a list: write max_model_len: VALUE"),
+        ("no-lookahead: []", "true or false is expected"),
+        ("no-lookahead: 1", "true or false is expected"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(content, words, tmp_path):
+    """The first ones had no effect, and of a list the last entry counted."""
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"config.yaml: '\w.*': {words}$"):
+        with_config_file(["--config", str(file), "demo"], config_parser(), "model")
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments"),
+    [
+        ("no-cache: false", ["--cache"]),
+        ("cache: false", ["--no-cache"]),
+        ("no-cache: true", ["--no-cache"]),
+        ("no-lookahead: false", []),
+        ("no-lookahead: null", []),
+        ("cache: null", []),
+        ("port: null", []),
+        ("served-model-name: []", []),
+        ("served-model-name: [one]", ["--served-model-name=one"]),
+        ("served-model-name: one", ["--served-model-name=one"]),
+    ],
+)
+def test_false_is_the_opposite_flag_and_null_the_default(content, arguments, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    assert with_config_file(["--config", str(file)], config_parser(), "model") == arguments
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end():

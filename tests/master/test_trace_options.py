@@ -162,3 +162,23 @@ def test_a_url_with_a_password_is_refused(capsys):
     message = capsys.readouterr().err
     assert "the URL of a collector has no user or password: set OTEL_EXPORTER_OTLP_HEADERS" in message
     assert "secret" not in message
+
+
+@pytest.mark.parametrize("options", [(), (OPTION, "http://127.0.0.1:9")], ids=["no traces", "traces"])
+@pytest.mark.parametrize(
+    "command", [("serve", str(MODEL)), ("master", "--pipeline", "unix:/nowhere", "--model", str(MODEL))]
+)
+def test_a_propagator_that_is_not_installed_is_one_line(command, options):
+    """FastAPI imports OpenTelemetry's propagators, also without traces; its import ended with a traceback."""
+    variables = os.environ | {"OTEL_PROPAGATORS": "tracecontext, nonsense"}
+    arguments = [sys.executable, "-P", "-c", RUN, "absent", *command, *options]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=variables)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert f"orca {command[0]}: error: OTEL_PROPAGATORS=tracecontext, nonsense is not valid" in line
+    assert "unset it, or install the package of the propagator" in line
+
+
+def test_propagators_that_are_installed_are_accepted(monkeypatch):
+    monkeypatch.setenv("OTEL_PROPAGATORS", "tracecontext,baggage")
+    check_traces(None)

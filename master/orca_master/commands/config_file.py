@@ -40,7 +40,8 @@ def with_config_file(
         else:
             if parser is not None and (fault := _fault(str(name), value, parser)):
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {fault}")
-            arguments += [entry for entry in _as_arguments(str(name), value) if entry.partition("=")[0] not in given]
+            entries = _as_arguments(str(name), value, parser)
+            arguments += [entry for entry in entries if entry.partition("=")[0] not in given]
         # The only character that a command line cannot contain.
         if any("\0" in argument for argument in (*first, *arguments)):
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
@@ -88,27 +89,36 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
 
 def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
     """Return why an entry is not valid, "" if it may be; argparse would take a part of it for another argument."""
-    action = parser._option_string_actions.get(_option(name))
+    option = _option(name)
+    action = parser._option_string_actions.get(option)
     if action is None:
         return "there is no such option"
-    takes_value = action.nargs != 0 and _option(name) not in ON_OFF
-    return "a value is expected" if value is True and takes_value else ""
+    if value is None or (isinstance(value, bool) and option in ON_OFF):
+        return ""
+    if action.nargs == 0:
+        return "" if isinstance(value, bool) else "true or false is expected"
+    if isinstance(value, list) and not isinstance(action, argparse._AppendAction):
+        return f"one value is expected, not a list: write {name}: VALUE"
+    entries = value if isinstance(value, list) else [value]
+    if any(entry is None or isinstance(entry, bool) for entry in entries):
+        return "a value is expected (quote a word such as 'off'); leave the option out for its default"
+    return ""
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _as_arguments(name: str, value: Any) -> list[str]:
+def _as_arguments(name: str, value: Any, parser: argparse.ArgumentParser | None) -> list[str]:
     option = _option(name)
     if isinstance(value, bool) and option in ON_OFF:
         return [f"{option}={'on' if value else 'off'}"]
     if value is True:
         return [option]
-    if value is False and name.replace("_", "-").startswith(
-        "enable-"
-    ):  # such an option has the counterpart --no-enable-X
-        return [option.replace("--enable-", "--no-enable-")]
-    if value is False or value is None:
+    if value is False:
+        opposite = f"--{option.removeprefix('--no-')}" if option.startswith("--no-") else f"--no-{option[2:]}"
+        has_opposite = "enable-" in option if parser is None else opposite in parser._option_string_actions
+        return [opposite] if has_opposite else []
+    if value is None:
         return []
     return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]
