@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 from orca_master.bodies.body_checker import SMALL_BYTES
-from orca_master.bodies.lengths import MAX_CHARACTERS, Lengths
+from orca_master.bodies.lengths import MAX_CHARACTERS, MIN_CHARACTERS, Lengths
 from orca_master.bodies.prompts import MAX_PROMPTS
 from orca_master.bodies.score_requests import RERANK_ROUTES, SCORE_ROUTES
 from orca_master.bodies.validation import check_body, pack, unpack
 from orca_master.endpoint.application import create_app
 from orca_master.engine.messages import Output, Submission
-from orca_master.errors import RequestError
+from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 from orca_master.scheduling.request import FinishReason
 from support.scripted_engine import END, MODEL, Scripted, ScriptedEngine, make_model
 
@@ -255,6 +255,14 @@ def test_what_all_routes_refuse(tmp_path, path):
     assert post(scripted, path, {**body, "model": "other"}).status_code == 404
     late = post(scripted, path, body, **{"X-Request-Deadline": "none"})
     assert (late.status_code, "X-Request-Deadline" in late.text) == (400, True)
+
+
+def test_a_text_that_is_too_long_to_be_tokenized_is_refused_with_the_routes_that_take_token_ids(scripted):
+    """These routes do not: "send a longer text as token ids" was no way out."""
+    documents = ["a" * MIN_CHARACTERS, "a" * (MIN_CHARACTERS + 1)]
+    error = post(scripted, "/v1/rerank", {"query": "a", "documents": documents}).json()["error"]
+    assert (error["param"], error["code"]) == ("documents", CONTEXT_EXCEEDED)
+    assert error["message"].endswith("send a shorter text, or token ids to /v1/completions or /v1/embeddings")
 
 
 def test_both_sides_together_have_as_many_characters_as_the_prompts_of_a_request():
