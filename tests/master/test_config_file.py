@@ -115,6 +115,7 @@ def test_without_the_option_nothing_changes():
         (b"served-model-name: {a: 1}", "'served-model-name': a value or a list of values is expected"),
         (b"served-model-name: [[a]]", "'served-model-name': a value or a list of values is expected"),
         (b"config: base.yaml", "'config': a file cannot name another"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "it is nested too deeply"),
     ],
 )
 def test_files_that_are_refused(content, words, tmp_path):
@@ -183,6 +184,30 @@ def test_false_is_the_opposite_flag_and_null_the_default(content, arguments, tmp
     file = tmp_path / "config.yaml"
     file.write_text(content)
     assert with_config_file(["--config", str(file)], config_parser(), "model") == arguments
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("model: true", r"'model': a value is expected \(quote a word such as 'off'\)"),
+        ("model: off", r"'model': a value is expected \(quote a word such as 'off'\)"),
+        ("port: 1\nport: 2", "'port': the option is given twice"),
+        ("max_model_len: 1\nport: 2\nmax-model-len: 3", "'max-model-len': the option is given twice"),
+        ("model: a\nmodel: b", "'model': the option is given twice"),
+    ],
+)
+def test_a_model_is_a_text_and_an_option_has_one_entry(content, words, tmp_path):
+    """The model was "True", and of two entries the last one counted."""
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"config.yaml: {words}$"):
+        with_config_file(["--config", str(file)], config_parser(), "model")
+
+
+def test_a_model_that_is_null_is_not_given(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("model: null\nport: 1")
+    assert with_config_file(["--config", str(file)], config_parser(), "model") == ["--port=1"]
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end():

@@ -15,6 +15,7 @@ MAX_BYTES = 1 << 20
 
 ON_OFF = frozenset({"--deterministic"})
 """Options with the values on and off, which YAML reads as booleans."""
+NO_VALUE = "a value is expected (quote a word such as 'off')"
 RESOLVED = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "null", "merge"))
 """Types of plain scalars. Others are texts, as on a command line: 3.10 is not 3.1, and 0123 not octal."""
 
@@ -36,7 +37,9 @@ def with_config_file(
     given = {argument.partition("=")[0] for argument in rest}
     for name, value in _values(known.config, positional).items():
         if name == positional:
-            first = [str(value)]
+            if isinstance(value, bool):
+                raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {NO_VALUE}")
+            first = [] if value is None else [str(value)]
         else:
             if parser is not None and (fault := _fault(str(name), value, parser)):
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {fault}")
@@ -68,15 +71,24 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigurationError(f"--config {path}: it has more than {MAX_BYTES >> 20} MiB")
+        root = yaml.compose(content.decode(), Loader)
         values = yaml.load(content.decode(), Loader)
     except OSError as error:
         raise ConfigurationError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--config {path}: it is not UTF-8") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"--config {path}: it is nested too deeply") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"--config {path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"--config {path}: a mapping of option names to values is expected")
+    given: set[str] = set()
+    for key, _ in root.value:  # the mapping in Python has the last of equal names
+        option = _option(str(key.value))
+        if option in given:
+            raise ConfigurationError(f"--config {path}: {key.value!a}: the option is given twice")
+        given.add(option)
     for name, value in values.items():
         entries = value if isinstance(value, list) and name != positional else [value]
         if any(isinstance(entry, dict | list) for entry in entries):
@@ -101,7 +113,7 @@ def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
         return f"one value is expected, not a list: write {name}: VALUE"
     entries = value if isinstance(value, list) else [value]
     if any(entry is None or isinstance(entry, bool) for entry in entries):
-        return "a value is expected (quote a word such as 'off'); leave the option out for its default"
+        return f"{NO_VALUE}; leave the option out for its default"
     return ""
 
 
