@@ -179,6 +179,22 @@ def test_a_propagator_that_is_not_installed_is_one_line(command, options):
     assert "unset it, or install the package of the propagator" in line
 
 
+def test_a_propagator_that_cannot_be_imported_is_one_line(tmp_path):
+    """Its package is installed, but incomplete: an ImportError, as that of a server without OpenTelemetry."""
+    package = tmp_path / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[opentelemetry_propagator]\nbroken = absent_module:Propagator\n")
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)])
+    variables = os.environ | {"OTEL_PROPAGATORS": "broken", "PYTHONPATH": path}
+    arguments = [sys.executable, "-P", "-c", RUN, "absent", "serve", str(MODEL)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=variables)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "OTEL_PROPAGATORS=broken is not valid" in line
+    assert "No module named 'absent_module'" in line
+
+
 def test_propagators_that_are_installed_are_accepted(monkeypatch):
     monkeypatch.setenv("OTEL_PROPAGATORS", "tracecontext,baggage")
     check_traces(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from urllib.parse import urlsplit
 
@@ -63,11 +64,12 @@ def check_propagators() -> None:
     """
     if not (names := os.environ.get(PROPAGATORS)):
         return
+    logging.getLogger("opentelemetry.propagate").disabled = True  # it logs a traceback before it raises
     try:
         import opentelemetry.propagate  # noqa: F401
-    except ImportError:  # a FastAPI that does not need it
-        return
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in ("opentelemetry", "opentelemetry.propagate"):
+            return  # a FastAPI that does not need it
         raise ConfigurationError(
             f"{PROPAGATORS}={names:.100} is not valid: unset it, or install the package of the propagator ({error})"
         ) from error
