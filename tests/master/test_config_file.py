@@ -116,6 +116,10 @@ def test_without_the_option_nothing_changes():
         (b"served-model-name: [[a]]", "'served-model-name': a value or a list of values is expected"),
         (b"config: base.yaml", "'config': a file cannot name another"),
         (b"a: " + b"[" * 5000 + b"]" * 5000, "it is nested too deeply"),
+        (b"port: !!int x", "a value does not have the form of its tag"),
+        (b"port: !!float ''", "a value does not have the form of its tag"),
+        (b"port: !!bool x", "a value does not have the form of its tag"),
+        (b"port: !!timestamp x", "a value does not have the form of its tag"),
     ],
 )
 def test_files_that_are_refused(content, words, tmp_path):

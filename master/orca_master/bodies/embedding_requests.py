@@ -1,4 +1,7 @@
-"""Body of POST /v1/embeddings. Source: OpenAI API reference, "Embeddings"; further fields have vLLM's names."""
+"""Body of POST /v1/embeddings, and the fields that it shares with those of scores (score_requests.py).
+
+Source: OpenAI API reference, "Embeddings"; further fields have vLLM's names.
+"""
 
 from __future__ import annotations
 

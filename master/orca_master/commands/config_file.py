@@ -81,7 +81,9 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
         raise ConfigurationError(f"--config {path}: it is nested too deeply") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"--config {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
+    except (AttributeError, LookupError, ValueError) as error:  # of PyYAML, for tags as in `port: !!int x`
+        raise ConfigurationError(f"--config {path}: a value does not have the form of its tag: {error}") from error
+    if not isinstance(values, dict) or not isinstance(root, yaml.MappingNode):
         raise ConfigurationError(f"--config {path}: a mapping of option names to values is expected")
     given: set[str] = set()
     for key, _ in root.value:  # the mapping in Python has the last of equal names
