@@ -63,9 +63,15 @@ def described(errors: Sequence[Any]) -> RequestError:
     # A field of a union type gets errors for each type. Report the deepest error; of several, prefer an error about
     # a value to an error about a type.
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
-    path = [str(part)[:MAX_FIELD] for place, part in enumerate(first["loc"]) if not _names_a_type(place, str(part))]
+    is_unknown = first["type"] == "extra_forbidden"
+    num_known = len(first["loc"]) - is_unknown  # an unknown field may have the name of a type
+    path = [
+        str(part)[:MAX_FIELD]
+        for place, part in enumerate(first["loc"])
+        if place >= num_known or not _names_a_type(place, str(part))
+    ]
     message = shortened(first["msg"].removeprefix("Value error, "))
-    if first["type"] == "extra_forbidden":
+    if is_unknown:
         message = "this field is unknown or not supported"
     if path:
         code = CONTEXT_EXCEEDED if first["type"] == CONTEXT_EXCEEDED else None
