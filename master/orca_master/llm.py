@@ -37,7 +37,7 @@ from orca_master.commands.server import make_engine
 from orca_master.endpoint.chat import ROOM
 from orca_master.endpoint.choice_run import Piece
 from orca_master.endpoint.config import EndpointConfig
-from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, submissions_of, unit_vector
+from orca_master.endpoint.embeddings import EmbeddingRun, Input, check_inputs, new_id, submissions_of, unit_vector
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.generation import Generation, salt_of
 from orca_master.endpoint.prompt_logprobs import TokenTexts
@@ -241,9 +241,11 @@ class LLM:
         if not inputs:
             return []
         endpoint = self._endpoint
-        check_inputs(inputs, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
+        of_prompts = [Input("input", tokens) for tokens in inputs]
+        check_inputs(of_prompts, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
         adapter, pooling = endpoint.models.number_of(model, None), endpoint.config.embedding_pooling
-        submissions = submissions_of(inputs, pooling, 0, salt_of("", None), adapter, time.monotonic())
+        name, salt = new_id("embd"), salt_of("", None)
+        submissions = submissions_of(name, inputs, pooling, 0, salt, adapter, time.monotonic())
         with prompts_display(use_tqdm, len(inputs)) as note:
             return await EmbeddingRun(endpoint.engine, submissions, note).run()
 

@@ -19,6 +19,12 @@ from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.bodies.score_requests import (
+    RerankRequest,
+    ScoreDocumentsRequest,
+    ScoreItemsRequest,
+    ScoreTextsRequest,
+)
 from orca_master.bodies.tokenize_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from orca_master.commands.offline_config import TYPES
 from orca_master.endpoint.application import create_app
@@ -33,6 +39,7 @@ BODIES: dict[str, list[type[BaseModel]]] = {
     "`/v1/messages`": [MessagesRequest, CountTokensRequest],
     "`/v1/responses`": [ResponseRequest],
     "`/v1/embeddings`": [EmbeddingRequest],
+    "`/v1/score` and `/v1/rerank`": [ScoreTextsRequest, ScoreDocumentsRequest, ScoreItemsRequest, RerankRequest],
     "`/v1/batches`": [BatchRequest],
     "`/tokenize` and `/detokenize`": [TokenizeTextRequest, TokenizeChatRequest, DetokenizeRequest],
     "`/v1/load_lora_adapter`": [LoadAdapterRequest, UnloadAdapterRequest],

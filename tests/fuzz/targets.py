@@ -104,6 +104,8 @@ def _body_seeds() -> list[bytes]:
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {"a": 1}}},
             "metadata": {"a": "b"},
         },
+        {"queries": ["a", "b"], "documents": ["c", "d"], "truncate_prompt_tokens": -1},
+        {"query": "a", "documents": ["b", "c"], "top_n": 1, "return_documents": False},
     ]
     return [json.dumps(body).encode() for body in bodies]
 

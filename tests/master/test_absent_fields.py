@@ -12,6 +12,7 @@ from orca_master.bodies.embedding_requests import EmbeddingRequest
 from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.bodies.score_requests import RerankRequest, ScoreTextsRequest
 from orca_master.bodies.validation import check_body
 from orca_master.errors import RequestError
 
@@ -20,6 +21,8 @@ ROUTES: dict[str, tuple[type[Body], dict[str, Any]]] = {
     "chat": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "a"}]}),
     "response": (ResponseRequest, {"input": "a"}),
     "embedding": (EmbeddingRequest, {"input": "a"}),
+    "score": (ScoreTextsRequest, {"text_1": "a", "text_2": "b"}),
+    "rerank": (RerankRequest, {"query": "a", "documents": ["b"]}),
 }
 FIELDS = [(route, name) for route, (body, _) in ROUTES.items() for name in body.absent]
 

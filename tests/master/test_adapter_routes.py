@@ -161,6 +161,11 @@ def test_embeddings_of_an_adapter_are_for_its_key(play):
         answer = await server.post("/v1/embeddings", body, "a")
         assert (answer.status_code, answer.json()["model"]) == (200, "x")
         assert [submission.adapter for submission in server.engine.submissions] == [3]
+        pair = {"model": "x", "query": "a", "documents": ["b"]}
+        assert (await server.post("/v1/rerank", pair, "b")).status_code == 404
+        answer = await server.post("/v1/rerank", pair, "a")
+        assert (answer.status_code, answer.json()["model"]) == (200, "x")
+        assert [submission.adapter for submission in server.engine.submissions] == [3] * 3
         await server.post(UNLOAD, {"lora_name": "x"}, "a")
         assert (await server.post("/v1/embeddings", body, "a")).status_code == 404
 

@@ -68,6 +68,11 @@ def beginning(value: dict[str, Any]) -> str:
         ("tokenize", {"prompt": 1}, "prompt", "prompt: Input should be a valid string"),
         ("detokenize", {"tokens": [-1] * MANY}, "tokens", "maximum context length"),
         ("detokenize", {"tokens": [-1] * 1000}, "tokens", "tokens.0: Input should be greater"),
+        ("score", {"text_1": "a", "text_2": "b", "str": 1}, "str", "str: this field is unknown"),
+        ("score", {"queries": "a", "items": "b", "ids[]": 1}, "ids[]", "ids[]: this field is unknown"),
+        ("rerank", {"query": "a", "documents": "b", "str": 1}, "str", "str: this field is unknown"),
+        ("tokenize", {"prompt": "a", "str": 1}, "str", "str: this field is unknown"),
+        ("completion", {"prompt": "a", "stream_options": {"str": 1}}, "stream_options", "stream_options.str: this"),
     ],
     ids=lambda value: beginning(value) if isinstance(value, dict) else "",
 )  # fmt: skip

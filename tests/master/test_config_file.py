@@ -9,6 +9,7 @@ from orca_master.commands.config_file import with_config_file
 from orca_master.errors import ConfigurationError
 from orca_protos.command_line import OneLineParser
 
+EXPECTED = r"a value is expected \(quote a word such as 'off'\); leave the option out for its default"
 CONTENT = """
 model: demo
 max_batch_size: 8
@@ -22,10 +23,23 @@ served-model-name: [one, two]
 def serve_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    for option in ("--port", "--max-batch-size", "--served-model-name", "--max-model-len"):
+    for option in ("--port", "--max-batch-size", "--max-model-len"):
         parser.add_argument(option)
+    parser.add_argument("--served-model-name", action="append")
     for option in ("--no-lookahead", "--enforce-eager"):
         parser.add_argument(option, action="store_true")
+    return parser
+
+
+def config_parser() -> argparse.ArgumentParser:
+    """Options of each kind: of one value, of several, a flag, and a flag with its opposite."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--port")
+    parser.add_argument("--max-model-len")
+    parser.add_argument("--served-model-name", action="extend", nargs="+")
+    parser.add_argument("--no-lookahead", action="store_true")
+    parser.add_argument("--cache", action=argparse.BooleanOptionalAction)
     return parser
 
 
@@ -101,6 +115,11 @@ def test_without_the_option_nothing_changes():
         (b"served-model-name: {a: 1}", "'served-model-name': a value or a list of values is expected"),
         (b"served-model-name: [[a]]", "'served-model-name': a value or a list of values is expected"),
         (b"config: base.yaml", "'config': a file cannot name another"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "it is nested too deeply"),
+        (b"port: !!int x", "a value does not have the form of its tag"),
+        (b"port: !!float ''", "a value does not have the form of its tag"),
+        (b"port: !!bool x", "a value does not have the form of its tag"),
+        (b"port: !!timestamp x", "a value does not have the form of its tag"),
     ],
 )
 def test_files_that_are_refused(content, words, tmp_path):
@@ -125,8 +144,74 @@ def test_a_name_that_is_no_option_is_refused_whatever_its_value(content, tmp_pat
 def test_an_option_with_a_value_does_not_take_the_next_argument_as_one(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("port: true")
-    with pytest.raises(ConfigurationError, match=r"config.yaml: 'port': a value is expected$"):
+    with pytest.raises(ConfigurationError, match=rf"config.yaml: 'port': {EXPECTED}$"):
         with_config_file(["--config", str(file), "80"], serve_parser(), "model")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("port: false", EXPECTED),
+        ("port: off", EXPECTED),
+        ("served-model-name: [true]", EXPECTED),
+        ("served-model-name: [one, null]", EXPECTED),
+        ("max-model-len: []", "one value is expected, not a list: write max-model-len: VALUE"),
+        ("max_model_len: [80, 81]", "one value is expected, not a list: write max_model_len: VALUE"),
+        ("no-lookahead: []", "true or false is expected"),
+        ("no-lookahead: 1", "true or false is expected"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(content, words, tmp_path):
+    """The first ones had no effect, and of a list the last entry counted."""
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"config.yaml: '\w.*': {words}$"):
+        with_config_file(["--config", str(file), "demo"], config_parser(), "model")
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments"),
+    [
+        ("no-cache: false", ["--cache"]),
+        ("cache: false", ["--no-cache"]),
+        ("no-cache: true", ["--no-cache"]),
+        ("no-lookahead: false", []),
+        ("no-lookahead: null", []),
+        ("cache: null", []),
+        ("port: null", []),
+        ("served-model-name: []", []),
+        ("served-model-name: [one]", ["--served-model-name=one"]),
+        ("served-model-name: one", ["--served-model-name=one"]),
+    ],
+)
+def test_false_is_the_opposite_flag_and_null_the_default(content, arguments, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    assert with_config_file(["--config", str(file)], config_parser(), "model") == arguments
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("model: true", r"'model': a value is expected \(quote a word such as 'off'\)"),
+        ("model: off", r"'model': a value is expected \(quote a word such as 'off'\)"),
+        ("port: 1\nport: 2", "'port': the option is given twice"),
+        ("max_model_len: 1\nport: 2\nmax-model-len: 3", "'max-model-len': the option is given twice"),
+        ("model: a\nmodel: b", "'model': the option is given twice"),
+    ],
+)
+def test_a_model_is_a_text_and_an_option_has_one_entry(content, words, tmp_path):
+    """The model was "True", and of two entries the last one counted."""
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"config.yaml: {words}$"):
+        with_config_file(["--config", str(file)], config_parser(), "model")
+
+
+def test_a_model_that_is_null_is_not_given(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("model: null\nport: 1")
+    assert with_config_file(["--config", str(file)], config_parser(), "model") == ["--port=1"]
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end():

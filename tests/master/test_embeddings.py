@@ -9,7 +9,7 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orca_master.endpoint.embeddings import EmbeddingRun, check_inputs, encoded, submissions_of, unit_vector
+from orca_master.endpoint.embeddings import EmbeddingRun, Input, check_inputs, encoded, submissions_of, unit_vector
 from orca_master.engine import supervisor as supervisor_module
 from orca_master.engine.config import EngineConfig, WorkerOwner
 from orca_master.engine.engine_client import EngineStatus
@@ -165,7 +165,7 @@ def answer(queue: Queue, index: int, *parts: list[float]) -> None:
 
 
 def run_of(queue: Queue, count: int) -> EmbeddingRun:
-    return EmbeddingRun(queue, submissions_of([[1, 2]] * count, "mean", 0, "", 0, 0.0))
+    return EmbeddingRun(queue, submissions_of("embd-1", [[1, 2]] * count, "mean", 0, "", 0, 0.0))
 
 
 def test_the_parts_of_each_input_are_added_in_the_order_of_the_inputs():
@@ -210,7 +210,8 @@ def test_the_end_of_each_input_is_noted_and_an_error_of_the_note_harms_nobody():
             raise ValueError("the caller's bar")
 
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        task = asyncio.create_task(EmbeddingRun(queue, submissions_of([[1, 2]] * 3, "mean", 0, "", 0, 0.0), note).run())
+        submissions = submissions_of("embd-1", [[1, 2]] * 3, "mean", 0, "", 0, 0.0)
+        task = asyncio.create_task(EmbeddingRun(queue, submissions, note).run())
         while len(queue.accepted) < 3:
             await asyncio.sleep(0)
         for index in range(3):
@@ -275,10 +276,14 @@ def test_requests_with_different_adapters_share_no_block():
     assert keys[1] == keys[3]
 
 
+def texts(*inputs: list[int]) -> list[Input]:
+    return [Input("input", tokens) for tokens in inputs]
+
+
 def test_inputs_that_can_never_be_served_are_refused_before_any_is_submitted():
     status = Queue().status
     assert isinstance(status, EngineStatus)
-    check_inputs([[1], [99]], status, None)
+    check_inputs(texts([1], [99]), status, None)
     for inputs, message in (
         ([[1], []], "empty"),
         ([[100]], "vocabulary"),
@@ -286,14 +291,14 @@ def test_inputs_that_can_never_be_served_are_refused_before_any_is_submitted():
         ([[1]] * 300, "300 texts, at most 256 can wait"),
     ):
         with pytest.raises(RequestError, match=message) as error:
-            check_inputs(inputs, status, None)
+            check_inputs(texts(*inputs), status, None)
         assert error.value.field == "input"
-    check_inputs([[1] * 64, [1]], status, 100)
-    check_inputs([[1] * 3], status, 3)
+    check_inputs(texts([1] * 64, [1]), status, 100)
+    check_inputs(texts([1] * 3), status, 3)
     with pytest.raises(RequestError, match=r"4 tokens, at most 3 are possible by max_seq_length of sentence_bert_conf"):
-        check_inputs([[1], [1] * 4], status, 3)
+        check_inputs(texts([1], [1] * 4), status, 3)
     limits = 100, 64, 64, Progress(num_waiting=255), 256, 100_000
     full = EngineStatus(status.state, "", False, *limits, Recovery())
-    check_inputs([[1]], full, None)
+    check_inputs(texts([1]), full, None)
     with pytest.raises(QueueFullError, match="255 requests are waiting"):
-        check_inputs([[1], [2]], full, None)
+        check_inputs(texts([1], [2]), full, None)

@@ -286,7 +286,7 @@ def test_a_request_behind_a_queue_that_is_too_long_is_refused_before_its_body_is
         transport = httpx.ASGITransport(create_app(endpoint))
         json_type = {"Content-Type": "application/json"}
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=json_type) as client:
-            for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/score", "/rerank"):
                 answer = await client.post(path, content=b"{")
                 assert (answer.status_code, answer.headers["retry-after"]) == (429, "42")
                 assert "expected to wait 41.2 s, the limit is 41 s" in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Who continues the stream of a request that its own constraints have ended gets the error of the original stream."""
+"""Who continues the stream of a request that has failed gets the error of the original stream, with its code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ import httpx
 import pytest
 from orca_master.endpoint.application import create_app
 from orca_master.endpoint.endpoint import Endpoint, EndpointConfig
+from orca_master.endpoint.recorder import failure_of_record, recorded
+from orca_master.endpoint.responding import status_and_code
 from orca_master.endpoint.resumable import ResumableRequests
+from orca_master.errors import (
+    ADAPTER_LIMIT,
+    CONSTRAINT_ERROR,
+    CONTEXT_EXCEEDED,
+    EngineError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestError,
+    RequestTimeoutError,
+)
 from orca_master.journal.journal import Journal
 from orca_master.scheduling.request import FinishReason
 from orca_master.text.chat_template import ChatTemplate
@@ -63,7 +75,12 @@ async def read(folder: Path, request_id: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"), [(FinishReason.CONSTRAINT, "constraint_error"), (FinishReason.FAULT, "engine_error")]
+    ("reason", "code"),
+    [
+        (FinishReason.CONSTRAINT, "constraint_error"),
+        (FinishReason.FAULT, "engine_error"),
+        (FinishReason.ERROR, "engine_unavailable"),
+    ],
 )
 def test_the_error_is_that_of_the_original_stream(tmp_path, reason, code):
     original = asyncio.run(ask(tmp_path, reason))
@@ -74,3 +91,28 @@ def test_the_error_is_that_of_the_original_stream(tmp_path, reason, code):
         stream, whole = asyncio.run(read(tmp_path, request_id))
         assert stream == original
         assert (json.loads(whole)["status"], json.loads(whole)["error"]) == ("failed", MESSAGE)
+        assert json.loads(whole)["error_code"] == code
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        EngineError(MESSAGE),
+        EngineUnavailableError(MESSAGE),
+        QueueFullError(MESSAGE),
+        RequestTimeoutError(MESSAGE),
+        RequestError(MESSAGE),
+        RequestError(MESSAGE, code=CONSTRAINT_ERROR),
+        RequestError(MESSAGE, code=CONTEXT_EXCEEDED),
+        RequestError(MESSAGE, code=ADAPTER_LIMIT),
+    ],
+)
+def test_each_error_has_its_status_and_code_again(failure):
+    again = failure_of_record(recorded(failure))
+    assert (status_and_code(again), str(again)) == (status_and_code(failure), MESSAGE)
+
+
+@pytest.mark.parametrize("text", ["a worker was lost: again", "timeout: late", "cancelled: the client closed it"])
+def test_texts_of_earlier_versions_are_errors_of_the_engine(text):
+    again = failure_of_record(text)
+    assert (status_and_code(again), str(again)) == ((500, "engine_error"), text)

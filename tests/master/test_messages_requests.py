@@ -186,7 +186,13 @@ def test_thinking_sets_the_variable_of_the_template(kind, variables):
         ),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024},
-            "thinking: budget_tokens, 1024, must be less than max_tokens, 1024",
+            "thinking: budget_tokens, 1024, must be less than max_tokens, 1024: increase max_tokens, or send the type "
+            "adaptive",
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 5000}, "max_tokens": 2000},
+            "thinking: budget_tokens, 5000, must be less than max_tokens, 2000: increase max_tokens, or reduce "
+            "budget_tokens to 1999 at most",
         ),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024.5}}, "thinking.budget_tokens: "),
     ],
@@ -218,9 +224,9 @@ def test_what_claude_code_sends_is_accepted():
         "system": [text("a") | {"cache_control": {"type": "ephemeral", "scope": "global"}}],
     }
     assert translated(**fields)["messages"][0] == {"role": "system", "content": "a"}
-    for effort, expected in (("low", "low"), ("xhigh", "xhigh"), ("max", "xhigh")):
+    for effort in ("low", "xhigh", "max"):
         variables = translated(output_config={"effort": effort}, **fields)["chat_template_kwargs"]
-        assert variables == {"reasoning_effort": expected}, "only thinking turns reasoning on or off"
+        assert variables == {"reasoning_effort": effort}, "only thinking turns reasoning on or off"
     assert "chat_template_kwargs" not in translated(output_config={}, **fields)
     off = translated(output_config={"effort": "low"}, thinking={"type": "disabled"}, **fields)
     assert off["chat_template_kwargs"] == {"reasoning_effort": "low", "enable_thinking": False}

@@ -194,11 +194,13 @@ def test_a_compressed_body_is_refused_on_all_routes(tmp_path, coding):
         (None, None, "[0-9a-f]{32}"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/v1/embeddings", "/v1/score"])
 def test_a_request_has_the_id_of_its_header_else_of_its_body(tmp_path, caplog, path, header, of_body, expected):
     """In the response, also a refusing one, and in the log. vLLM, too, prefers the header."""
 
-    body: dict[str, Any] = {"prompt": "a"} if path == "/v1/completions" else MESSAGE if path == CHAT else {"input": "a"}
+    pair = {"text_1": "a", "text_2": "b"}
+    bodies = {"/v1/completions": {"prompt": "a"}, CHAT: MESSAGE, "/v1/embeddings": {"input": "a"}, "/v1/score": pair}
+    body: dict[str, Any] = bodies[path]
     headers = {} if header is None else {REQUEST_ID: header}
 
     async def run() -> None:

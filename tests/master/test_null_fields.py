@@ -73,11 +73,14 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream_options": {},
     },
     "embedding": {"input": "a"},
+    "score": {"text_1": "a", "text_2": ["b"]},
+    "rerank": {"query": "a", "documents": ["b"]},
     "batch": {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"},
     "tokenize": {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": FUNCTION}]},
     "detokenize": {"tokens": [1]},
 }
 TEXT = {"prompt": "a"}
+SCORES: list[dict[str, Any]] = [{"queries": "a", "documents": ["b"]}, {"queries": ["a"], "items": "b"}]
 NEEDED_BY_OTHERS = {
     "completion": {"CompletionRequest.stream"},
     "chat": {"ChatCompletionRequest.stream", "ChatCompletionRequest.tools"},
@@ -113,7 +116,7 @@ def test_every_body_with_an_optional_field_has_an_example():
         assert all(field.is_required() for field in body.model_fields.values())
 
 
-@pytest.mark.parametrize(("kind", "body"), [*BODIES.items(), ("tokenize", TEXT)])
+@pytest.mark.parametrize(("kind", "body"), [*BODIES.items(), ("tokenize", TEXT), *(("score", body) for body in SCORES)])
 def test_null_is_accepted_and_described(app, kind, body):
     path = next(path for path, other in KIND_OF_PATH.items() if other == kind)
     description = app.openapi()

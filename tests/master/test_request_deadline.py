@@ -49,6 +49,8 @@ def test_work_ends_at_the_deadline_and_does_not_begin_after_it():
         ("/v1/responses", {"input": "a"}),
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/embeddings", {"input": "a"}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
     ],
 )
 def test_a_deadline_and_the_metrics_count_the_time_of_the_texts(tmp_path, monkeypatch, path, body):

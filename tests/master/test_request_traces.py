@@ -267,10 +267,13 @@ def test_a_report_is_one_line_of_bounded_length(caplog):
     assert len(message) < 600
 
 
-def test_a_resumed_request_has_a_span_without_phases(recorded):
+def test_a_resumed_request_has_the_phases_from_the_restart_on(recorded):
+    """Its clock and its first token are those of the earlier master: no attribute has a time."""
     end(recorded, (stream_of(submission_of(generated=(7, 8))), "stop"))
-    assert recorded.spans.keys() == {"llm_request"}
-    assert (recorded.of_request.attributes or {})["orca.resumed"] is True
+    assert recorded.spans.keys() == {"llm_request", "queue", "prefill", "decode"}
+    attributes = recorded.of_request.attributes or {}
+    assert attributes["orca.resumed"] is True
+    assert [name for name in attributes if name.startswith("gen_ai.latency.")] == []
 
 
 @pytest.mark.parametrize(
@@ -330,6 +333,8 @@ def test_the_headers_of_a_request_are_bounded():
         ("/v1/responses", {"input": "a"}, "resp_", 1),
         ("/v1/completions", {"prompt": ["a", "b"]}, "cmpl-", 1),
         ("/v1/embeddings", {"input": "a"}, "embd-", 1),
+        ("/score", {"text_1": "a", "text_2": ["b", "c"]}, "score-", 1),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "rerank-", 1),
     ],
 )
 def test_every_route_passes_the_parent_on(tmp_path, path, body, prefix, n):

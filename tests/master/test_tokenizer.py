@@ -97,7 +97,7 @@ def test_special_tokens_are_shown_on_request(codec):
 
 def test_without_a_tokenizer_there_are_token_ids_only(tmp_path):
     codec = TextCodec(tmp_path)
-    with pytest.raises(RequestError, match="send the prompt as a list of token ids"):
+    with pytest.raises(RequestError, match="send a list of token ids to /v1/completions or /v1/embeddings"):
         codec.encode("text")
     with pytest.raises(RequestError, match="use stop_token_ids"):
         codec.decoder(["stop"], False, skip_special_tokens=True)

@@ -163,3 +163,39 @@ def test_a_url_with_a_password_is_refused(capsys):
     message = capsys.readouterr().err
     assert "the URL of a collector has no user or password: set OTEL_EXPORTER_OTLP_HEADERS" in message
     assert "secret" not in message
+
+
+@pytest.mark.parametrize("options", [(), (OPTION, "http://127.0.0.1:9")], ids=["no traces", "traces"])
+@pytest.mark.parametrize(
+    "command", [("serve", str(MODEL)), ("master", "--pipeline", "unix:/nowhere", "--model", str(MODEL))]
+)
+def test_a_propagator_that_is_not_installed_is_one_line(command, options):
+    """FastAPI imports OpenTelemetry's propagators, also without traces; its import ended with a traceback."""
+    variables = os.environ | {"OTEL_PROPAGATORS": "tracecontext, nonsense"}
+    arguments = [sys.executable, "-P", "-c", RUN, "absent", *command, *options]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=variables)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert f"orca {command[0]}: error: OTEL_PROPAGATORS=tracecontext, nonsense is not valid" in line
+    assert "unset it, or install the package of the propagator" in line
+
+
+def test_a_propagator_that_cannot_be_imported_is_one_line(tmp_path):
+    """Its package is installed, but incomplete: an ImportError, as that of a server without OpenTelemetry."""
+    package = tmp_path / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[opentelemetry_propagator]\nbroken = absent_module:Propagator\n")
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)])
+    variables = os.environ | {"OTEL_PROPAGATORS": "broken", "PYTHONPATH": path}
+    arguments = [sys.executable, "-P", "-c", RUN, "absent", "serve", str(MODEL)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=variables)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "OTEL_PROPAGATORS=broken is not valid" in line
+    assert "No module named 'absent_module'" in line
+
+
+def test_propagators_that_are_installed_are_accepted(monkeypatch):
+    monkeypatch.setenv("OTEL_PROPAGATORS", "tracecontext,baggage")
+    check_traces(None)

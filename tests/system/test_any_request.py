@@ -27,6 +27,7 @@ from orca_master.bodies.openai_requests import (
 )
 from orca_master.bodies.prompts import MAX_PROMPTS
 from orca_master.bodies.sampling_fields import MAX_COUNT, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from orca_master.bodies.score_requests import RerankRequest, ScoreTextsRequest
 from orca_master.scheduling.sampling_parameters import MAX_LOGPROBS
 from support.checkpoints import MAX_POSITIONS, VOCABULARY, with_tokenizer
 from support.served import serve
@@ -226,6 +227,36 @@ def test_any_completion(client, waits, body):
 )
 def test_any_embedding(client, waits, body):
     check(client, waits, "/v1/embeddings", body)
+
+
+pairs = texts | st.lists(texts, max_size=3) | lengths("a", MAX_PROMPTS) | wrong
+legal_pairs = ["a", ["a", "b"], ["<end>", "\0"]]
+
+
+@examples
+@given(
+    body=bodies(
+        ScoreTextsRequest,
+        {"text_1": "abc", "text_2": ["abc", "b"]},
+        {**special, "text_1": pairs, "text_2": pairs},
+        {**legal, "text_1": legal_pairs, "text_2": legal_pairs},
+    )
+)
+def test_any_score(client, waits, body):
+    check(client, waits, "/v1/score", body)
+
+
+@examples
+@given(
+    body=bodies(
+        RerankRequest,
+        {"query": "abc", "documents": ["abc", "b"]},
+        {**special, "query": pairs, "documents": pairs},
+        {**legal, "query": ["a", "<end>"], "documents": legal_pairs, "top_n": [0, 1, 3, MAX_COUNT]},
+    )
+)
+def test_any_ranking(client, waits, body):
+    check(client, waits, "/rerank", body)
 
 
 @examples

@@ -144,7 +144,10 @@ def test_a_model_without_a_head_is_served_with_its_own_pooling_and_generates_not
         ):
             refused = client.post(f"/v1/{route}", json={"model": path.name, **body})
             assert refused.status_code == 400, route
-            assert "no head and generates no text: only /v1/embeddings serves it" in refused.json()["error"]["message"]
+            assert (
+                "no head and generates no text: only /v1/embeddings, /v1/score and /v1/rerank serve it"
+                in refused.json()["error"]["message"]
+            )
         (card,) = client.get("/v1/models").raise_for_status().json()["data"]
         assert (card["id"], card["max_model_len"]) == (path.name, MAX_POSITIONS)
         assert any("embeddings only" in line for line in server.log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -118,6 +119,7 @@ def test_the_span_of_a_completion(server):
         ("/v1/responses", {"input": "a", "max_output_tokens": 16}, "resp_"),
         ("/v1/messages", {"model": NAME, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, "msg_"),
         ("/v1/embeddings", {"input": ["a", "b"]}, "embd-"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "rerank-"),
     ],
 )
 def test_every_route_has_a_span_under_its_parent(server, path, body, prefix):
@@ -166,6 +168,29 @@ def test_the_error_of_a_request_at_the_end_of_the_server_is_sent(model):
 
 
 @pytest.mark.long
+def test_a_request_that_a_restarted_master_continues_stays_under_its_parent(model, tmp_path):
+    with traced(model, "--journal", str(tmp_path / "journal")) as (collector, served):
+        trace_id, span_id, headers = parent()
+        body = {**ENDLESS, "max_tokens": 1000}
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.stream("POST", f"{served.url}/v1/completions", json=body, headers=headers, timeout=120) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            before = served.master
+            os.kill(before, signal.SIGKILL)
+            assert "data: [DONE]" not in list(lines)
+        assert eventually(lambda: served.has_other_master(before))
+        span = span_of(collector, trace_id)
+        attributes = attributes_of(span.attributes)
+        assert (span.parent_span_id.hex(), attributes["orca.resumed"]) == (span_id, True)
+        assert attributes["gen_ai.usage.output_tokens"] == 1000
+        assert [name for name in attributes if name.startswith("gen_ai.latency.")] == []
+        phases = {phase.name for phase in collector.of_trace(trace_id) if phase.parent_span_id == span.span_id}
+        assert phases == {"queue", "prefill", "decode"}
+
+
 @pytest.mark.parametrize(
     ("protocol", "listens"), [("http/protobuf", True), ("http/protobuf", False), ("grpc", True), ("grpc", False)]
 )

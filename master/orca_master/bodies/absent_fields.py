@@ -96,6 +96,15 @@ EMBEDDING: AbsentFields = {
     "normalize": AbsentField("only true is supported", (True,)),
     "use_activation": AbsentField("only true is supported", (True,)),
 }
+SCORE: AbsentFields = {
+    **_PROMPT,
+    "use_activation": AbsentField("has no effect on the similarity of embeddings", (True, False)),
+    "max_tokens_per_query": AbsentField("send truncate_prompt_tokens", (0,)),
+    "max_tokens_per_doc": AbsentField("send truncate_prompt_tokens", (0,)),
+    "max_chunks_per_doc": AbsentField("documents are not divided: send truncate_prompt_tokens", (1,)),
+    "rank_fields": AbsentField("documents are texts", ([],)),
+}
+"""Of pairs of texts: those of vLLM and Cohere."""
 
 
 def without_absent_fields(data: dict[Any, Any], fields: AbsentFields) -> dict[Any, Any]:

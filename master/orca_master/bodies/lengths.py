@@ -69,7 +69,7 @@ class Lengths:
             raise PydanticCustomError(
                 CONTEXT_EXCEEDED,
                 "{count} characters exceed the limit of {limit}: the prompt is too long, this model's maximum context "
-                "length is {tokens} tokens; send a longer text as token ids",
+                "length is {tokens} tokens: send a shorter text, or token ids to /v1/completions or /v1/embeddings",
                 {"count": count, "tokens": self.max_model_len, "limit": limit},
             )
 

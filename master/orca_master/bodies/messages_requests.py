@@ -133,5 +133,10 @@ class MessagesRequest(CountTokensRequest):
         """With tools a budget may be of several answers: Anthropic's models reason between calls, too."""
         budget = None if self.thinking is None or self.tools else self.thinking.budget
         if budget is not None and budget >= self.max_tokens:
-            raise ValueError(f"thinking: budget_tokens, {budget}, must be less than max_tokens, {self.max_tokens}")
+            way_out = "increase max_tokens, or send the type adaptive"
+            if self.max_tokens > LEAST_BUDGET:
+                way_out = f"increase max_tokens, or reduce budget_tokens to {self.max_tokens - 1} at most"
+            raise ValueError(
+                f"thinking: budget_tokens, {budget}, must be less than max_tokens, {self.max_tokens}: {way_out}"
+            )
         return self

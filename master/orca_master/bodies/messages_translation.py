@@ -43,7 +43,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     if body.thinking is not None and body.thinking.type != "adaptive":
         variables["enable_thinking"] = body.thinking.type != "disabled"  # Qwen3's
     if body.output_config is not None and (effort := body.output_config.effort) is not None:
-        variables["reasoning_effort"] = "xhigh" if effort == "max" else effort
+        variables["reasoning_effort"] = effort
     if variables:
         fields["chat_template_kwargs"] = variables
     if isinstance(body, MessagesRequest):

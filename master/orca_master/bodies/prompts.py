@@ -32,16 +32,22 @@ def _kind_of_prompt(value: Any) -> str:
     return "[texts]" if isinstance(first, str) else "[prompts]" if isinstance(first, list) else "[tokens]"
 
 
+_Texts = Annotated[
+    list[PromptText],
+    Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+    at_most(MAX_PROMPTS),
+    AfterValidator(_check_prompts),
+    Tag("[texts]"),
+]
+Texts = Annotated[
+    Annotated[PromptText, Tag("[text]")] | _Texts,
+    Discriminator(lambda value: "[texts]" if isinstance(value, list) else "[text]"),
+]
+"""One or several texts."""
 Prompts = Annotated[
     Annotated[PromptText, Tag("[text]")]
     | Annotated[TokenIds, Tag("[tokens]")]
-    | Annotated[
-        list[PromptText],
-        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
-        at_most(MAX_PROMPTS),
-        AfterValidator(_check_prompts),
-        Tag("[texts]"),
-    ]
+    | _Texts
     | Annotated[
         list[TokenIds],
         Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),

@@ -20,6 +20,7 @@ from orca_master.bodies.lengths import Lengths
 from orca_master.bodies.messages_requests import CountTokensRequest, MessagesRequest
 from orca_master.bodies.openai_requests import ChatCompletionRequest, CompletionRequest
 from orca_master.bodies.response_requests import ResponseRequest
+from orca_master.bodies.score_requests import SCORE_TAGS, RerankRequest, ScoreRequest
 from orca_master.bodies.tokenize_requests import TAGS, DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from orca_master.errors import CONTEXT_EXCEEDED, RequestError
 
@@ -30,6 +31,8 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "count_tokens": TypeAdapter(CountTokensRequest),
     "response": TypeAdapter(ResponseRequest),
     "embedding": TypeAdapter(EmbeddingRequest),
+    "score": TypeAdapter(ScoreRequest),
+    "rerank": TypeAdapter(RerankRequest),
     "batch": TypeAdapter(BatchRequest),
     "load_adapter": TypeAdapter(LoadAdapterRequest),
     "unload_adapter": TypeAdapter(UnloadAdapterRequest),
@@ -60,9 +63,15 @@ def described(errors: Sequence[Any]) -> RequestError:
     # A field of a union type gets errors for each type. Report the deepest error; of several, prefer an error about
     # a value to an error about a type.
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
-    path = [str(part)[:MAX_FIELD] for place, part in enumerate(first["loc"]) if not _names_a_type(place, str(part))]
+    is_unknown = first["type"] == "extra_forbidden"
+    num_known = len(first["loc"]) - is_unknown  # an unknown field may have the name of a type
+    path = [
+        str(part)[:MAX_FIELD]
+        for place, part in enumerate(first["loc"])
+        if place >= num_known or not _names_a_type(place, str(part))
+    ]
     message = shortened(first["msg"].removeprefix("Value error, "))
-    if first["type"] == "extra_forbidden":
+    if is_unknown:
         message = "this field is unknown or not supported"
     if path:
         code = CONTEXT_EXCEEDED if first["type"] == CONTEXT_EXCEEDED else None
@@ -74,7 +83,7 @@ def described(errors: Sequence[Any]) -> RequestError:
 def _names_a_type(place: int, part: str) -> bool:
     """Return True if a part of a location is a type that pydantic tried, not a field or an index of the body."""
     if place == 0:
-        return part == "body" or part in TAGS
+        return part == "body" or part in TAGS or part in SCORE_TAGS
     return part == "str" or "[" in part
 
 

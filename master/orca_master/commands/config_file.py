@@ -15,6 +15,7 @@ MAX_BYTES = 1 << 20
 
 ON_OFF = frozenset({"--deterministic"})
 """Options with the values on and off, which YAML reads as booleans."""
+NO_VALUE = "a value is expected (quote a word such as 'off')"
 RESOLVED = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "null", "merge"))
 """Types of plain scalars. Others are texts, as on a command line: 3.10 is not 3.1, and 0123 not octal."""
 
@@ -36,11 +37,14 @@ def with_config_file(
     given = {argument.partition("=")[0] for argument in rest}
     for name, value in _values(known.config, positional).items():
         if name == positional:
-            first = [str(value)]
+            if isinstance(value, bool):
+                raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {NO_VALUE}")
+            first = [] if value is None else [str(value)]
         else:
             if parser is not None and (fault := _fault(str(name), value, parser)):
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {fault}")
-            arguments += [entry for entry in _as_arguments(str(name), value) if entry.partition("=")[0] not in given]
+            entries = _as_arguments(str(name), value, parser)
+            arguments += [entry for entry in entries if entry.partition("=")[0] not in given]
         # The only character that a command line cannot contain.
         if any("\0" in argument for argument in (*first, *arguments)):
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
@@ -67,15 +71,26 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigurationError(f"--config {path}: it has more than {MAX_BYTES >> 20} MiB")
+        root = yaml.compose(content.decode(), Loader)
         values = yaml.load(content.decode(), Loader)
     except OSError as error:
         raise ConfigurationError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--config {path}: it is not UTF-8") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"--config {path}: it is nested too deeply") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"--config {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
+    except (AttributeError, LookupError, ValueError) as error:  # of PyYAML, for tags as in `port: !!int x`
+        raise ConfigurationError(f"--config {path}: a value does not have the form of its tag: {error}") from error
+    if not isinstance(values, dict) or not isinstance(root, yaml.MappingNode):
         raise ConfigurationError(f"--config {path}: a mapping of option names to values is expected")
+    given: set[str] = set()
+    for key, _ in root.value:  # the mapping in Python has the last of equal names
+        option = _option(str(key.value))
+        if option in given:
+            raise ConfigurationError(f"--config {path}: {key.value!a}: the option is given twice")
+        given.add(option)
     for name, value in values.items():
         entries = value if isinstance(value, list) and name != positional else [value]
         if any(isinstance(entry, dict | list) for entry in entries):
@@ -88,27 +103,36 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
 
 def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
     """Return why an entry is not valid, "" if it may be; argparse would take a part of it for another argument."""
-    action = parser._option_string_actions.get(_option(name))
+    option = _option(name)
+    action = parser._option_string_actions.get(option)
     if action is None:
         return "there is no such option"
-    takes_value = action.nargs != 0 and _option(name) not in ON_OFF
-    return "a value is expected" if value is True and takes_value else ""
+    if value is None or (isinstance(value, bool) and option in ON_OFF):
+        return ""
+    if action.nargs == 0:
+        return "" if isinstance(value, bool) else "true or false is expected"
+    if isinstance(value, list) and not isinstance(action, argparse._AppendAction):
+        return f"one value is expected, not a list: write {name}: VALUE"
+    entries = value if isinstance(value, list) else [value]
+    if any(entry is None or isinstance(entry, bool) for entry in entries):
+        return f"{NO_VALUE}; leave the option out for its default"
+    return ""
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _as_arguments(name: str, value: Any) -> list[str]:
+def _as_arguments(name: str, value: Any, parser: argparse.ArgumentParser | None) -> list[str]:
     option = _option(name)
     if isinstance(value, bool) and option in ON_OFF:
         return [f"{option}={'on' if value else 'off'}"]
     if value is True:
         return [option]
-    if value is False and name.replace("_", "-").startswith(
-        "enable-"
-    ):  # such an option has the counterpart --no-enable-X
-        return [option.replace("--enable-", "--no-enable-")]
-    if value is False or value is None:
+    if value is False:
+        opposite = f"--{option.removeprefix('--no-')}" if option.startswith("--no-") else f"--no-{option[2:]}"
+        has_opposite = "enable-" in option if parser is None else opposite in parser._option_string_actions
+        return [opposite] if has_opposite else []
+    if value is None:
         return []
     return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]

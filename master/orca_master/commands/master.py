@@ -26,7 +26,6 @@ from orca_master.commands.options import (
 )
 from orca_master.commands.ports import Ports, bind
 from orca_master.commands.preflight import check, text_command
-from orca_master.commands.server import run_to_exit_code
 from orca_master.commands.topology_file import read_topology
 from orca_master.endpoint.admin_token import AdminToken
 from orca_master.engine.config import WorkerOwner
@@ -66,6 +65,8 @@ def main(argv: list[str]) -> int:
         ports = _ports(arguments)
     except ConfigurationError as error:
         parser.error(str(error))
+    from orca_master.commands.server import run_to_exit_code  # imports FastAPI, see check_propagators
+
     if arguments.insecure:
         logger.warning("--insecure: calls to workers are unencrypted, and workers accept any client on their ports")
     seconds = float(arguments.recovery_timeout)

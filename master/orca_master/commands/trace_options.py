@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from orca_master.metrics.trace_reports import OPTION, invalid_variable, report_f
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOLS = ("grpc", "http/protobuf")
 """The first is vLLM's default."""
+PROPAGATORS = "OTEL_PROPAGATORS"
 SCHEMES = {"grpc": ("http", "https", "grpc"), "http/protobuf": ("http", "https")}
 
 
@@ -55,8 +57,27 @@ def traces_protocol(endpoint: str) -> str:
     return protocol
 
 
+def check_propagators() -> None:
+    """Raise ConfigurationError for propagators with which FastAPI cannot be imported.
+
+    FastAPI imports the global propagators of OpenTelemetry, which ORCA does not use, also without traces.
+    """
+    if not (names := os.environ.get(PROPAGATORS)):
+        return
+    logging.getLogger("opentelemetry.propagate").disabled = True  # it logs a traceback before it raises
+    try:
+        import opentelemetry.propagate  # noqa: F401
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in ("opentelemetry", "opentelemetry.propagate"):
+            return  # a FastAPI that does not need it
+        raise ConfigurationError(
+            f"{PROPAGATORS}={names:.100} is not valid: unset it, or install the package of the propagator ({error})"
+        ) from error
+
+
 def check_traces(endpoint: str | None) -> None:
     """Raise ConfigurationError for a missing package, the protocol, or a variable that is invalid to an import."""
+    check_propagators()
     if endpoint is None:
         return
     protocol = traces_protocol(endpoint)

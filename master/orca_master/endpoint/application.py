@@ -1,9 +1,10 @@
 """The ASGI application: middleware, errors in OpenAI's shape, and the routes without generation.
 
-/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/embeddings in embeddings.py, /v1/messages in
-messages.py, /v1/responses in responses.py, /v1/files and /v1/batches in file_routes.py and batch_routes.py, the loading
-of adapters in adapter_routes.py. Order of middleware, outermost first: request id, access log and count → errors of
-messages → internal errors → Host → CORS → API key → body limits → early refusal.
+/v1/completions is in completions.py, /v1/chat/completions in chat.py, /v1/embeddings in embeddings.py, /v1/score and
+/v1/rerank in scores.py, /v1/messages in messages.py, /v1/responses in responses.py, /v1/files and /v1/batches in
+file_routes.py and batch_routes.py, the loading of adapters in adapter_routes.py. Order of middleware, outermost first:
+request id, access log and count → errors of messages → internal errors → Host → CORS → API key → body limits → early
+refusal.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from orca_master.endpoint.openai_answers import Detokenized, ErrorBody, ModelCar
 from orca_master.endpoint.requests_route import add_requests
 from orca_master.endpoint.responding import error_response, queue_full_response
 from orca_master.endpoint.responses import add_responses
+from orca_master.endpoint.scores import add_scores
 from orca_master.endpoint.stored_responses import add_stored_responses
 from orca_master.endpoint.token_choice import check_token_ids
 from orca_master.engine.progress import progress_report
@@ -76,6 +78,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     add_completions(app, endpoint)
     add_chat(app, endpoint)
     add_embeddings(app, endpoint)
+    add_scores(app, endpoint)
     add_messages(app, endpoint)
     add_responses(app, endpoint)
     add_stored_responses(app, endpoint)
@@ -219,6 +222,8 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
         return "ok\n"
 
     @app.get("/health", response_class=PlainTextResponse)
+    @app.get("/ping", response_class=PlainTextResponse)
+    @app.post("/ping", response_class=PlainTextResponse)
     @app.get(routes.READY, response_class=PlainTextResponse)
     async def readyz() -> Response:
         """Answer 200 if clients should be sent here, else 503 with the reason."""
@@ -230,6 +235,11 @@ def _add_probes(app: FastAPI, endpoint: Endpoint) -> None:
         """Return whether the engine is stalled, with its progress counters."""
         status = endpoint.engine.status
         return progress_report(status.state, status.serves, status.progress).wire()
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Return the number of unfinished requests of the engine."""
+        return {"server_load": endpoint.engine.status.progress.num_unfinished}
 
     @app.get("/version")
     async def server_version() -> dict[str, str]:
@@ -251,6 +261,8 @@ def _openapi(app: FastAPI, model_names: Sequence[str], vocabulary_size: int, lon
         "CompletionRequest",
         "ChatCompletionRequest",
         "EmbeddingRequest",
+        *(f"Score{kind}Request" for kind in ("Texts", "Documents", "Items")),
+        "RerankRequest",
         "MessagesRequest",
         "CountTokensRequest",
         "ResponseRequest",

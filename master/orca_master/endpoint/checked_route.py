@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from orca_master.bodies.body_budget import MAX_BYTES, BodyBudget
 from orca_master.bodies.body_checker import SMALL_BYTES
+from orca_master.bodies.score_requests import RERANK_ROUTES, SCORE_ROUTES
 from orca_master.endpoint.delivery import CLIENT_CLOSED_REQUEST, unless_gone
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import CLIENTS_ID, owner_of
@@ -33,6 +34,8 @@ KIND_OF_PATH = {
     "/v1/unload_lora_adapter": "unload_adapter",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
+    **dict.fromkeys(SCORE_ROUTES, "score"),
+    **dict.fromkeys(RERANK_ROUTES, "rerank"),
 }
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from orca_master.bodies.score_requests import RERANK_ROUTES, SCORE_ROUTES
 from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.middleware import path_of
 from orca_master.endpoint.responding import error_response, queue_full_response
 from orca_master.errors import QueueFullError
 
-GENERATIONS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
+GENERATIONS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"}
+    | {*SCORE_ROUTES, *RERANK_ROUTES}
+)
 
 
 class EarlyRefusal:

@@ -13,16 +13,16 @@ import math
 import secrets
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from fastapi import FastAPI, Request, Response
 from orca_contract.model_choices import Pooling
 from pydantic import BaseModel
 
-from orca_master.bodies.embedding_requests import EmbeddingRequest
+from orca_master.bodies.embedding_requests import EmbeddingRequest, PoolingRequest
 from orca_master.bodies.truncation import truncation_of
 from orca_master.endpoint.choice_run import failure_of, groups_of
 from orca_master.endpoint.delivery import deliver_body
@@ -62,6 +62,13 @@ class EmbeddingList(BaseModel):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+
+class Input(NamedTuple):
+    """Token ids to embed, and the field of the body that has them."""
+
+    field: str
+    tokens: Sequence[int]
 
 
 class EmbeddingRun:
@@ -143,27 +150,34 @@ def longest_input(status: EngineStatus, most: int | None) -> int:
     return status.longest if most is None else min(most, status.longest)
 
 
-def check_inputs(inputs: Sequence[Sequence[int]], status: EngineStatus, most: int | None) -> None:
+def check_inputs(inputs: Sequence[Input], status: EngineStatus, most: int | None) -> None:
     """Raise RequestError for token ids or lengths that the model does not have, QueueFullError without room.
 
     `most`: tokens of an input, by a file of the model; None: those of the context.
     """
     limit = longest_input(status, most)
     origin = f" by max_seq_length of {FILE}" if limit < status.longest else ""
-    for tokens in inputs:
+    for field, tokens in inputs:
         if not tokens:
-            raise RequestError("input: a text is empty: at least one token is needed", "input")
+            raise RequestError(f"{field}: a text is empty: at least one token is needed", field)
         if len(tokens) > limit:
             raise RequestError(
-                f"input: a text has {len(tokens)} tokens, at most {limit} are possible{origin}: send a shorter part",
-                "input",
+                f"{field}: a text has {len(tokens)} tokens, at most {limit} are possible{origin}: send a shorter part",
+                field,
                 CONTEXT_EXCEEDED,
             )
-        check_token_ids("input", tokens, status.vocabulary_size)
-    check_together(len(inputs), sum(map(len, inputs)), status, "input", f"input: {len(inputs)} texts")
+        check_token_ids(field, tokens, status.vocabulary_size)
+    num_tokens = sum(len(tokens) for _, tokens in inputs)
+    check_together(len(inputs), num_tokens, status, inputs[-1].field, f"{inputs[-1].field}: {len(inputs)} texts")
+
+
+def new_id(kind: str) -> str:
+    """Return the id of a new request, which begins with its kind."""
+    return f"{kind}-{secrets.token_hex(16)}"
 
 
 def submissions_of(
+    name: str,
     inputs: Sequence[Sequence[int]],
     pooling: Pooling,
     priority: int,
@@ -174,9 +188,8 @@ def submissions_of(
 ) -> list[Submission]:
     """Return the submissions of a request's inputs, which the queue accepts together or not at all.
 
-    `parent`: of the request's span, with the model's name; None for no span.
+    `name`: the request's id. `parent`: of the request's span, with the model's name; None for no span.
     """
-    name = f"embd-{secrets.token_hex(16)}"
     together = Choices(name, len(inputs), sum(map(len, inputs))) if len(inputs) > 1 else None
     trace = None if parent is None else replace(parent, request_id=name)
     return [
@@ -198,36 +211,72 @@ def submissions_of(
     ]
 
 
-async def _inputs(body: EmbeddingRequest, endpoint: Endpoint, owner: str) -> list[Sequence[int]]:
-    """Return the inputs as token ids, cut as the body says; raise RequestError without a tokenizer."""
+async def _inputs(
+    texts: Sequence[tuple[str, str | Sequence[int]]], body: PoolingRequest, endpoint: Endpoint, owner: str
+) -> list[Input]:
+    """Return the token ids of texts, or token ids themselves, each with its field, cut as the body says.
+
+    Raises RequestError without a tokenizer.
+    """
     codec = endpoint.codec
-    entries = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
-    adds_tokens = body.add_special_tokens and isinstance(entries[0], str)
+    adds_tokens = body.add_special_tokens and isinstance(texts[0][1], str)
     ending = codec.ending if adds_tokens else []
     inputs = [
-        await endpoint.encode(codec.text_to_embed(entry), "input", owner, body.add_special_tokens) + ending
-        if isinstance(entry, str)
-        else cast("Sequence[int]", entry)
-        for entry in entries
+        Input(field, await endpoint.encode(codec.text_to_embed(text), field, owner, body.add_special_tokens) + ending)
+        if isinstance(text, str)
+        else Input(field, text)
+        for field, text in texts
     ]
     if (wanted := body.truncate_prompt_tokens) is None:
         return inputs
     longest = longest_input(endpoint.engine.status, codec.max_embedded_tokens)
     truncation = truncation_of(wanted, body.truncation_side, longest)
     before, after = codec.num_added if adds_tokens else (0, 0)
-    return [truncation.cut(tokens, before, after + len(ending)) for tokens in inputs]
+    return [Input(field, truncation.cut(tokens, before, after + len(ending))) for field, tokens in inputs]
+
+
+async def prepare(
+    name: str,
+    texts: Sequence[tuple[str, str | Sequence[int]]],
+    body: PoolingRequest,
+    request: Request,
+    endpoint: Endpoint,
+    limit: TimeLimit,
+) -> EmbeddingRun:
+    """Tokenize and check the texts of a request with the id `name`; return its run.
+
+    `texts`: a field of the body and one of its texts, or its token ids. Raises RequestError, ModelNotFoundError,
+    EngineUnavailableError, QueueFullError, or RequestTimeoutError at the end of `limit`.
+    """
+    owner = owner_of(request)
+    endpoint.check(body.model, owner)
+    async with limit.applied():
+        inputs = await _inputs(texts, body, endpoint, owner)
+    check_inputs(inputs, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
+    adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
+    pooling = endpoint.config.embedding_pooling
+    parent = replace(parent_of(request), model=endpoint.name_of(body.model))
+    tokens = [entry.tokens for entry in inputs]
+    submissions = submissions_of(name, tokens, pooling, body.priority, salt, adapter, limit.arrived, parent)
+    return EmbeddingRun(endpoint.engine, submissions)
+
+
+async def unit_vectors(run: EmbeddingRun, limit: TimeLimit) -> AsyncIterator[array[float]]:
+    """Run; yield the vector of each input, and to the event loop after each."""
+    async with limit.applied():
+        sums = await run.run()
+    for values in sums:
+        yield unit_vector(values)
+        await asyncio.sleep(0)
 
 
 async def _answer(endpoint: Endpoint, body: EmbeddingRequest, run: EmbeddingRun, limit: TimeLimit) -> bytes:
-    """Return the response as JSON. Yields to the event loop after each vector."""
+    """Return the response as JSON."""
+    data = [b'{"object":"list","data":[']
     with endpoint.generator.activity.one():
-        async with limit.applied():
-            sums = await run.run()
-        data = [b'{"object":"list","data":[']
-        for index, values in enumerate(sums):
-            vector = encoded(unit_vector(values), body.encoding_format)
+        async for values in unit_vectors(run, limit):
+            index, vector = len(data) - 1, encoded(values, body.encoding_format)
             data.append(f'{"," * (index > 0)}{{"object":"embedding","index":{index},"embedding":{vector}}}'.encode())
-            await asyncio.sleep(0)
     count = run.num_tokens
     rest = {"model": endpoint.name_of(body.model), "usage": {"prompt_tokens": count, "total_tokens": count}}
     return b"".join([*data, b"],", json.dumps(rest)[1:].encode()])
@@ -239,15 +288,8 @@ def add_embeddings(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return an embedding of each text."""
-        owner = owner_of(request)
-        endpoint.check(body.model, owner)
         limit = endpoint.time_limit(request)
-        async with limit.applied():
-            inputs = await _inputs(body, endpoint, owner)
-        check_inputs(inputs, endpoint.engine.status, endpoint.codec.max_embedded_tokens)
-        adapter, salt = endpoint.models.number_of(body.model, owner), salt_of(owner, body.cache_salt)
-        pooling = endpoint.config.embedding_pooling
-        parent = replace(parent_of(request), model=endpoint.name_of(body.model))
-        submissions = submissions_of(inputs, pooling, body.priority, salt, adapter, limit.arrived, parent)
-        run = EmbeddingRun(endpoint.engine, submissions)
+        single = isinstance(body.input, str) or isinstance(body.input[0], int)
+        entries = cast("Sequence[str | Sequence[int]]", [body.input] if single else body.input)
+        run = await prepare(new_id("embd"), [("input", entry) for entry in entries], body, request, endpoint, limit)
         return await deliver_body(request, _answer(endpoint, body, run, limit))

@@ -22,7 +22,8 @@ from orca_master.endpoint.responding import error_response
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset(
-    {"/health", routes.LIVE, routes.READY, routes.PROGRESS, routes.METRICS, "/version", "/openapi.json", "/docs"}
+    {"/health", "/ping", routes.LIVE, routes.READY, routes.PROGRESS, "/load", routes.METRICS, "/version"}
+    | {"/openapi.json", "/docs"}
 )
 """Paths without API key and log line: for kubelets, monitoring and documentation."""
 REQUEST_ID = "X-Request-Id"

@@ -8,10 +8,29 @@ from __future__ import annotations
 from typing import Protocol
 
 from orca_master.engine.messages import Output
-from orca_master.errors import CONSTRAINT_ERROR, EngineError, RequestError
+from orca_master.errors import (
+    ADAPTER_LIMIT,
+    CONSTRAINT_ERROR,
+    CONTEXT_EXCEEDED,
+    EngineError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestError,
+    RequestTimeoutError,
+)
 
-CONSTRAINT = f"{CONSTRAINT_ERROR}: "
-"""Before the text of an error of the request's own constraints. Masters before it show it as a part of the text."""
+Failure = EngineError | EngineUnavailableError | QueueFullError | RequestError | RequestTimeoutError
+
+INVALID = "invalid_request_error"
+"""Kind of a RequestError with another code than those of CODES, or without one."""
+CODES = (CONSTRAINT_ERROR, CONTEXT_EXCEEDED, ADAPTER_LIMIT)
+KINDS: dict[str, type[EngineUnavailableError | QueueFullError | RequestTimeoutError]] = {
+    "engine_unavailable": EngineUnavailableError,
+    "queue_full": QueueFullError,
+    "request_timeout": RequestTimeoutError,
+}
+"""With CODES and INVALID what a recorded text may begin with, before a colon. Earlier versions show it as a part of the
+text; a text without a kind is an EngineError."""
 
 
 class Recorder(Protocol):
@@ -35,12 +54,19 @@ class Recorder(Protocol):
 
 def recorded(failure: Exception) -> str:
     """Return the text of an error that ends a generation, for `Recorder.end`."""
-    is_constraint = isinstance(failure, RequestError) and failure.code == CONSTRAINT_ERROR
-    return f"{CONSTRAINT if is_constraint else ''}{failure}"
+    kind: str | None
+    if isinstance(failure, RequestError):
+        kind = failure.code if failure.code in CODES else INVALID
+    else:
+        kind = next((name for name, error in KINDS.items() if isinstance(failure, error)), None)
+    return str(failure) if kind is None else f"{kind}: {failure}"
 
 
-def failure_of_record(text: str) -> EngineError | RequestError:
-    """Return the error of a text that is not empty."""
-    if text.startswith(CONSTRAINT):
-        return RequestError(text.removeprefix(CONSTRAINT), code=CONSTRAINT_ERROR)
+def failure_of_record(text: str) -> Failure:
+    """Return the error of a text that is not empty; a RequestError has no field."""
+    kind, _, message = text.partition(": ")
+    if kind in KINDS:
+        return KINDS[kind](message)
+    if kind in (*CODES, INVALID):
+        return RequestError(message, code=kind if kind in CODES else None)
     return EngineError(text)

@@ -25,7 +25,7 @@ from orca_master.endpoint.endpoint import Endpoint
 from orca_master.endpoint.event_stream import EventStream
 from orca_master.endpoint.middleware import owner_of
 from orca_master.endpoint.recorder import failure_of_record
-from orca_master.endpoint.responding import Format, answer_of, events, usage_of
+from orca_master.endpoint.responding import Format, answer_of, events, status_and_code, usage_of
 from orca_master.endpoint.resumable import ResumableRequests
 from orca_master.endpoint.resumable_request import ResumableRequest
 from orca_master.errors import RequestError
@@ -95,10 +95,12 @@ async def _answer(endpoint: Endpoint, decoded: DecodedRequests, remembered: Resu
     usage = usage_of(generation, sum(map(len, pieces)), generation.num_cached(itertools.chain(*pieces)))
     response = await answer_of(generation, pieces, usage, style)
     status = "in_progress" if ended is None else "failed" if ended.error else "completed"
+    failure = failure_of_record(ended.error) if ended is not None and ended.error else None
     state = {
         "id": remembered.accepted.request_id,
         "object": "request",
         "status": status,
-        "error": str(failure_of_record(ended.error)) if ended is not None and ended.error else None,
+        "error": None if failure is None else str(failure),
+        "error_code": None if failure is None else status_and_code(failure)[1],
     }
     return f'{json.dumps(state)[:-1]}, "response": {response.decode()}}}'.encode()

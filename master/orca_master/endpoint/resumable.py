@@ -76,7 +76,7 @@ class ResumableRequests:
         submission = generation.choices[0].submission
         if not self._journal.is_on or num_logprobs > MAX_PROMPT_LOGPROBS:
             return None
-        files = None
+        files, trace = None, submission.trace
         if not self._generator.models.is_of_start(submission.adapter):
             files = self._adapters.files(submission.adapter)
             if files is None:  # it has left since the body was checked, and the engine refuses the request
@@ -95,6 +95,7 @@ class ResumableRequests:
                 owner,
                 generation.deadline,
                 files,
+                ("", "") if trace is None else (trace.traceparent, trace.tracestate),
             ),
             self._remember,
             self._forget_later,

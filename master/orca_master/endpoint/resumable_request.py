@@ -15,7 +15,7 @@ from orca_master.endpoint.choice_run import PIECES_TOGETHER, Choice, Piece, as_p
 from orca_master.endpoint.generation import Generation, Generator
 from orca_master.endpoint.recorded_body import body_of
 from orca_master.endpoint.recorder import failure_of_record
-from orca_master.engine.messages import Output
+from orca_master.engine.messages import Output, Trace
 from orca_master.errors import EngineUnavailableError
 from orca_master.journal.journal import Journal
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token, TokenLog
@@ -77,6 +77,7 @@ class ResumableRequest:
             accepted.owner,
             generator.models.number_at_start(self.body.model) if adapter is None else adapter,
             time.monotonic(),
+            Trace("", "", 1, *accepted.parent),
         )
 
     def restore(self, journalled: JournalledRequest) -> None:
@@ -160,8 +161,7 @@ class ResumableRequest:
     async def pieces(self, generation: Generation) -> AsyncIterator[list[Piece]]:
         """Yield all pieces, past and future, at most PIECES_TOGETHER at once.
 
-        Raises EngineError if the request failed, RequestError if its own constraints ended it, and
-        EngineUnavailableError if the server stops.
+        Raises the error that ended the request (`failure_of_record`), and EngineUnavailableError if the server stops.
         """
         known = self.known(generation)
         position = 0

@@ -53,7 +53,8 @@ def check_length(
 def check_generates(status: EngineStatus) -> None:
     """Raise RequestError for a model that generates no tokens."""
     if status.embeds_only:
-        raise RequestError("model: it has no head and generates no text: only /v1/embeddings serves it", "model")
+        routes = "/v1/embeddings, /v1/score and /v1/rerank"
+        raise RequestError(f"model: it has no head and generates no text: only {routes} serve it", "model")
 
 
 def check_choices(num_prompts: int, n: int, num_tokens: int, status: EngineStatus, name: str = "n") -> None:

@@ -25,6 +25,7 @@ from orca_master.journal.folder_lock import lock_folder
 from orca_master.journal.reading import read_folder, segment_path
 from orca_master.journal.records import Accepted, Ended, JournalledRequest, Token
 from orca_master.journal.syncer import Syncer
+from orca_master.journal.trace_parents import parent_line
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Journal:
         number, self._next_number = self._next_number, self._next_number + 1
         self._begins(number)
         self._unfinished.add(number)
-        self._write(records.encode(records.accepted(number, request)))
+        self._write(records.encode(records.accepted(number, request)) + parent_line(number, request.parent))
         return number
 
     def note(self, number: int, output: Token) -> None:
@@ -194,7 +195,9 @@ class Journal:
                 continue
             content = self.content_of(number)
             change = self._change_to(content.weights or self.weights_of())
-            self._append(line := change + records.encode(records.request(number, content)))
+            line = change + records.encode(records.request(number, content))
+            line += parent_line(number, content.accepted.parent)
+            self._append(line)
             if self.failure:
                 return
             num_bytes -= len(line)

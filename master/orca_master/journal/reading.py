@@ -13,6 +13,7 @@ from orca_protos import engine_pb2 as pb
 from orca_master.errors import ConfigurationError
 from orca_master.journal import records
 from orca_master.journal.records import JournalledRequest, RecordError
+from orca_master.journal.trace_parents import take_parent
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def read_folder(folder: Path, header: bytes, is_cancelled: Callable[[], bool]) -
                     if (previous := records.previous_of(record)) is not None:
                         _compare(*previous, contents, folder, damaged)
                     contents.weights = records.weights_of(record) or contents.weights
+                    take_parent(record, contents.requests)
                     records.replay(record, contents.requests, damaged, contents.weights)
             except (RecordError, TypeError, ValueError) as error:
                 logger.warning("%s: the rest of the file is ignored: %s", path, error)

@@ -53,7 +53,7 @@ class Accepted:
     `route`: COMPLETIONS or CHAT of endpoint/resumable_request.py. `body`: the fields that the client set, without
     prompts, except the texts of those that the response repeats.
     `owner`: SHA-256 of the API key in hexadecimal digits, "" without keys. `adapter`: that the next master must load;
-    None for the model, or one of its adapters from the start.
+    None for the model, or one of its adapters from the start. `parent`: see trace_parents.py.
     """
 
     request_id: str
@@ -67,6 +67,7 @@ class Accepted:
     owner: str
     deadline: float | None = None
     adapter: AdapterFiles | None = None
+    parent: tuple[str, str] = ("", "")
 
 
 class Token(NamedTuple):
@@ -189,7 +190,7 @@ def accepted(number: int, request: Accepted) -> list[Any]:
 
 
 def _fields(request: Accepted) -> dict[str, Any]:
-    fields = {name: getattr(request, name) for name in request.__slots__}
+    fields = {name: getattr(request, name) for name in request.__slots__ if name != "parent"}
     if request.adapter is None:
         del fields["adapter"]  # earlier versions do not know the field
     return {**fields, "prompts": list(map(list, request.prompts))}

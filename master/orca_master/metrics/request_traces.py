@@ -38,7 +38,7 @@ SERVICE = "orca"
 """Name of the service if OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES name none."""
 CLOSE_SECONDS = 3.0
 """Longest wait for the last export; a cluster kills a master 10 s after its drain (GRACE_SECONDS)."""
-OPERATIONS = {"cmpl": "text_completion", "embd": "embeddings"}
+OPERATIONS = {"cmpl": "text_completion", **dict.fromkeys(("embd", "score", "rerank"), "embeddings")}
 """Values of gen_ai.operation.name by the prefix of a response's id; `chat` for all others."""
 COMPLETE = ("stop", "length")
 DELAY = "OTEL_BSP_SCHEDULE_DELAY"
@@ -126,7 +126,8 @@ class Traces:
         if span.is_recording():
             phases = phases_of(ended, last)
             span.set_attributes(attributes_of(trace, ended))
-            span.set_attributes(latencies_of(phases, last - arrived, arrived))
+            if not ended[0].stream.is_resumed:  # whose arrival and first token only the earlier master knows
+                span.set_attributes(latencies_of(phases, last - arrived, arrived))
             note_failure(span, ended)
             inside = set_span_in_context(span, Context())
             for name, (start, end) in phases.items():
@@ -138,12 +139,12 @@ def phases_of(ended: Sequence[Ended], last: float) -> dict[str, tuple[float, flo
     """Return start and end of the phases that a request has reached, in seconds of the monotonic clock.
 
     `queue`: until the first iteration; `prefill`: until the first token; `decode`: until `last`, the end. The request
-    is in a phase until its first choice leaves the phase. A request that an earlier master accepted has none, as the
-    metrics know no times of it. The engine's thread may still admit a request after `last`, when it was released.
+    is in a phase until its first choice leaves the phase. Those of a request that an earlier master accepted begin with
+    this master. The engine's thread may still admit a request after `last`, when it was released.
     """
     streams = [entry.stream for entry in ended]
     requests = [stream.request for stream in streams if stream.request is not None]
-    if not requests or streams[0].is_resumed:
+    if not requests:
         return {}
     queued = min(request.arrived_at for request in requests)
     admitted = min((request.admitted_at for request in requests if 0 < request.admitted_at <= last), default=0.0)

@@ -103,7 +103,8 @@ class TextCodec:
         tokenizer fails.
         """
         if self._tokenizer is None:
-            raise RequestError("this model has no tokenizer.json: send the prompt as a list of token ids", name)
+            remedy = "send a list of token ids to /v1/completions or /v1/embeddings"
+            raise RequestError(f"this model has no tokenizer.json: {remedy}", name)
         try:
             text.encode()
         except UnicodeEncodeError as error:
