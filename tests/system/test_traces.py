@@ -191,6 +191,7 @@ def test_a_request_that_a_restarted_master_continues_stays_under_its_parent(mode
         assert phases == {"queue", "prefill", "decode"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("protocol", "listens"), [("http/protobuf", True), ("http/protobuf", False), ("grpc", True), ("grpc", False)]
 )
