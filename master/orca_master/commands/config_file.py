@@ -91,7 +91,7 @@ def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
     action = parser._option_string_actions.get(_option(name))
     if action is None:
         return "there is no such option"
-    takes_value = action.nargs != 0 and _option(name) not in ON_OFF
+    takes_value = action.nargs not in (0, "?") and _option(name) not in ON_OFF
     return "a value is expected" if value is True and takes_value else ""
 
 
