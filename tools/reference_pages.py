@@ -132,8 +132,8 @@ def vllm_options() -> list[str]:
     return [
         "## Options of vLLM",
         "",
-        "`orca serve` and `orca master` accept these without an effect where they ask for nothing; otherwise they refuse "
-        "them with the way out ([how-to](../how-to/serve.md#come-from-vllm)).",
+        "`orca serve` and `orca master` accept these without an effect where they ask for nothing; otherwise they "
+        "refuse them with the way out ([how-to](../how-to/serve.md#come-from-vllm)).",
         "",
         "| option | accepted | way out |",
         "|---|---|---|",
