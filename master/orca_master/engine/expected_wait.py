@@ -70,7 +70,7 @@ class ExpectedWait:
         iteration = sent.iterations.popleft()
         seconds = now - max(iteration.sent_at, sent.returned_at)
         sent.returned_at = now
-        prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
+        prompt = _num_prompt_tokens(batch)
         generated = num_accepted + sum(entry.samples for entry in batch.requests)
         answers = any(entry.request.pooling is None for entry in batch.requests)
         places = 0 if iteration.crowded else self._scheduler.config.batch_size
@@ -78,6 +78,15 @@ class ExpectedWait:
         if not prompt:
             self.draft_costs.note_rows(seconds - drafting, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()
+
+    def expected_time(self, batch: Batch) -> tuple[float, float]:
+        """Return when a pipeline's only iteration in flight began, and how many seconds it is expected to take.
+
+        0 seconds before the first measurement.
+        """
+        sent = self._sent[batch.pipeline]
+        begun = max(sent.iterations[0].sent_at, sent.returned_at)
+        return begun, self._costs.iteration_seconds(_num_prompt_tokens(batch))
 
     def note_lost(self, pipeline: str) -> None:
         """Forget the iterations in flight of a lost pipeline."""
@@ -119,6 +128,10 @@ class ExpectedWait:
                 for length, most in ahead.running
             )
         return (ahead.known * costs.prompt + max(0.0, answers) * costs.generated) / max(1, len(self._scheduler.ledgers))
+
+
+def _num_prompt_tokens(batch: Batch) -> int:
+    return sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
 
 
 def _is_increment(entry: ScheduledRequest) -> bool:
