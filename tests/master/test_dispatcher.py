@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from orca_master.engine.config import EngineConfig
 from orca_master.engine.faults import WorkerLostError
+from orca_master.scheduling.batch import Batch
 from support.fake_engine import Engine, play, topology
 from support.fake_workers import continuation
 
@@ -62,8 +64,11 @@ def test_an_arrival_notes_what_the_pipelines_have_of_its_prompt():
 
 def note_iterations(made: Engine, seconds: float) -> None:
     """Let the engine expect that an iteration takes so many seconds, those with prompts slightly more."""
-    for prompt in (0, 10):
-        made.engine._admission.expected_wait._costs.note(seconds + prompt / 1000, prompt, 1, limited=False)
+    expected, now = made.engine._admission.expected_wait, time.monotonic()
+    for name in made.engine._pipelines.serving:
+        expected.note_sent(Batch(name, ()), now - seconds)
+        expected.note_returned(Batch(name, ()), now)
+    expected._costs.note(seconds + 0.01, 10, 1, limited=False)
 
 
 async def hold_first_iteration(made: Engine, seconds: float) -> None:

@@ -166,10 +166,9 @@ def test_requests_that_generate_nothing_are_cut_like_prompts_alone():
 
 def test_the_time_of_an_iteration_is_that_without_prompts_and_its_prompts():
     costs = TokenCosts()
-    assert costs.iteration_seconds(0) == costs.iteration_seconds(10) == 0.0
     costs.note(0.02, 0, 4, limited=False)
-    assert costs.iteration_seconds(0) == pytest.approx(0.02)
-    assert costs.iteration_seconds(10) == 0.0, "the cost of a prompt's token is not known"
+    assert costs.iteration_seconds(0.02, 0) == pytest.approx(0.02)
+    assert costs.iteration_seconds(0.02, 10) == 0.0, "the cost of a prompt's token is not known"
     costs.note(0.12, 100, 4, limited=False)
-    assert costs.iteration_seconds(0) == pytest.approx(0.02)
-    assert costs.iteration_seconds(50) == pytest.approx(0.07)
+    assert costs.iteration_seconds(0.02, 0) == pytest.approx(0.02)
+    assert costs.iteration_seconds(0.03, 50) == pytest.approx(0.08)
