@@ -98,6 +98,8 @@ def test_options_under_the_names_of_vllm():
         ({"seed": 1}, "seed=1: an option of vLLM that LLM does not have: requests have the field seed"),
         ({"block_size": 32}, "block_size=32: .*: blocks have 16 tokens"),
         ({"async_scheduling": False}, "async_scheduling=False: .*: give lookahead=False"),
+        ({"hf_token": "secret"}, "hf_token: an option of vLLM that LLM does not have: download the model first"),
+        ({"revision": "x"}, "revision='x': .*: orca fetch URI --into DIR --revision REVISION"),
         ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override=9: .*: give kv_slots N, 16 for each block"),
     ],
 )

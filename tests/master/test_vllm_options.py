@@ -20,7 +20,8 @@ def test_a_command_line_of_vllm_means_the_same_of_orca():
     of_vllm = (
         "m --max-num-seqs 8 --max-num-batched-tokens 512 -dp 2 --gpu-memory-utilization 0.8 --max-model-len 100 "
         "--trust-remote-code --enable-chunked-prefill --swap-space 4 --load-format safetensors --block-size 16 "
-        "--enable-lora --max-loras=2 --max-lora-rank 16 --enable-auto-tool-choice --tool-call-parser hermes"
+        "--enable-lora --max-loras=2 --max-lora-rank 16 --enable-auto-tool-choice --tool-call-parser hermes "
+        "--no-enable-expert-parallel --no-disable-log-stats --cpu-offload-gb 0.0 --disable-custom-all-reduce"
     )
     of_orca = (
         "m --max-batch-size 8 --token-budget 512 --replicas 2 --gpu-memory-utilization 0.8 --max-model-len 100 "
@@ -32,13 +33,20 @@ def test_a_command_line_of_vllm_means_the_same_of_orca():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--seed 1", "--seed 1: an option of vLLM that ORCA does not have: requests have the field seed"),
-        ("--seed=1", "--seed 1: an option of vLLM that ORCA does not have: requests have the field seed"),
+        ("--seed 1", "--seed: an option of vLLM that ORCA does not have: requests have the field seed"),
+        ("--seed=1", "--seed: an option of vLLM that ORCA does not have: requests have the field seed"),
         ("--block-size 32", "--block-size 32: an option of vLLM that ORCA does not have: blocks have 16 tokens"),
         ("--enable-ssl-refresh", "--enable-ssl-refresh: an option of vLLM that ORCA does not have: let a proxy in"),
         ("--no-async-scheduling", "--no-async-scheduling: an option of vLLM that ORCA does not have: give --no-look"),
         ("--swap-space", "argument --swap-space: expected one argument"),
         ("--trust-remote", "unrecognized arguments: --trust-remote"),
+        ("--hf-token secret", "--hf-token: an option of vLLM that ORCA does not have: download the model first"),
+        (
+            "--enable-server-load-tracking",
+            "--enable-server-load-tracking: an option of vLLM that ORCA does not have: r",
+        ),
+        ("--no-enable-auto-tool-choice", "--no-enable-auto-tool-choice: an option of vLLM that ORCA does not have: g"),
+        ('--allowed-origins ["*"]', "argument --allowed-origins: '[\"*\"]' is no origin: give the option once for"),
     ],
 )
 @pytest.mark.parametrize(
@@ -89,15 +97,26 @@ def test_the_way_out_of_a_value(name, value, way_out):
     ("text", "arguments"),
     [
         ("trust-remote-code: true", ["--trust-remote-code"]),
-        ("trust-remote-code: false", []),
+        ("trust-remote-code: false", ["--no-trust-remote-code"]),
         ("max_num_seqs: 8", ["--max-num-seqs=8"]),
         ("swap-space: 4", ["--swap-space=4"]),
         ("enable-ssl-refresh: true", ["--enable-ssl-refresh"]),
+        ("async-scheduling: false", ["--no-async-scheduling"]),
+        ("enforce-eager: false", []),
+        ("model: ~", []),
+        ("speculative-config: {method: ngram}", ["--speculative-config={'method': 'ngram'}"]),
     ],
 )
 def test_a_file_of_vllm(tmp_path, text, arguments):
     (tmp_path / "file.yaml").write_text(text)
     assert with_config_file(["--config", str(tmp_path / "file.yaml")], parser(), "model") == arguments
+
+
+@pytest.mark.parametrize("name", ["enable-lora", "enable-ssl-refresh", "trust-remote-code", "disable-log-stats"])
+def test_a_file_of_vllm_turns_off_what_orca_does_not_have(tmp_path, name):
+    (tmp_path / "file.yaml").write_text(f"{name}: false")
+    arguments = with_config_file(["m", "--config", str(tmp_path / "file.yaml")], parser(), "model")
+    assert parser().parse_args(arguments) == parser().parse_args(["m"])
 
 
 def test_a_misspelled_option_in_a_file(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from orca_protos.command_line import OneLineParser
 
+from orca_master.commands.vllm_options import REFUSED
 from orca_master.errors import ConfigurationError
 
 MAX_BYTES = 1 << 20
@@ -36,11 +38,13 @@ def with_config_file(
     given = {argument.partition("=")[0] for argument in rest}
     for name, value in _values(known.config, positional).items():
         if name == positional:
-            first = [str(value)]
+            first = [] if value is None else [str(value)]
         else:
             if parser is not None and (fault := _fault(str(name), value, parser)):
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {fault}")
-            arguments += [entry for entry in _as_arguments(str(name), value) if entry.partition("=")[0] not in given]
+            arguments += [
+                entry for entry in _as_arguments(str(name), value, parser) if entry.partition("=")[0] not in given
+            ]
         # The only character that a command line cannot contain.
         if any("\0" in argument for argument in (*first, *arguments)):
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
@@ -77,6 +81,8 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
     if not isinstance(values, dict):
         raise ConfigurationError(f"--config {path}: a mapping of option names to values is expected")
     for name, value in values.items():
+        if str(name).replace("_", "-") in REFUSED:
+            continue  # also with a mapping, as in vLLM
         entries = value if isinstance(value, list) and name != positional else [value]
         if any(isinstance(entry, dict | list) for entry in entries):
             kind = "a value" if name == positional else "a value or a list of values"
@@ -99,16 +105,19 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _as_arguments(name: str, value: Any) -> list[str]:
+def _as_arguments(name: str, value: Any, parser: argparse.ArgumentParser | None) -> list[str]:
     option = _option(name)
     if isinstance(value, bool) and option in ON_OFF:
         return [f"{option}={'on' if value else 'off'}"]
     if value is True:
         return [option]
-    if value is False and name.replace("_", "-").startswith(
-        "enable-"
-    ):  # such an option has the counterpart --no-enable-X
-        return [option.replace("--enable-", "--no-enable-")]
+    opposite = option.replace("--", "--no-", 1)
+    if value is False and (opposite in _options(parser) or option.startswith("--enable-")):
+        return [opposite]
     if value is False or value is None:
         return []
     return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]
+
+
+def _options(parser: argparse.ArgumentParser | None) -> Collection[str]:
+    return () if parser is None else parser._option_string_actions

@@ -94,8 +94,10 @@ def _own(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(f"{given}: {name} is the same option under another name: give one of them")
         if name not in TYPES and (way_out := refusal(given.replace("_", "-"), value)) is not None:
             if way_out:
-                way_out = COMMAND_OPTION.sub(_as_parameter, way_out)
-                raise ConfigurationError(f"{given}={value!r:.80}: an option of vLLM that LLM does not have: {way_out}")
+                if "orca fetch" not in way_out:  # its options are those of a command here, too
+                    way_out = COMMAND_OPTION.sub(_as_parameter, way_out)
+                shown = "" if given == "hf_token" else f"={value!r:.80}"
+                raise ConfigurationError(f"{given}{shown}: an option of vLLM that LLM does not have: {way_out}")
             continue
         own[name] = value
     return own

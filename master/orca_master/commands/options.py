@@ -19,10 +19,10 @@ from orca_master.commands.argument_types import (
     folder,
     fraction,
     host_name,
+    origin,
     positive,
     root_path,
     stall_seconds,
-    utf8_text,
     wait_seconds,
 )
 from orca_master.commands.batch_options import add_batch_options, batch_config
@@ -149,7 +149,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--allowed-origins",
-        type=utf8_text,
+        type=origin,
         action="append",
         metavar="ORIGIN",
         help="allowed origins of browsers (CORS), repeatable (any; none if API keys are given)",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 ACCEPTED_FLAGS = frozenset(
     {
         "async-scheduling",
+        "disable-custom-all-reduce",
         "disable-frontend-multiprocessing",
         "disable-log-stats",
         "enable-auto-tool-choice",
@@ -21,7 +22,17 @@ ACCEPTED_FLAGS = frozenset(
         "enable-lora",
         "enable-prompt-tokens-details",
         "enable-request-id-headers",
-        "enable-server-load-tracking",
+        "no-disable-frontend-multiprocessing",
+        "no-disable-log-stats",
+        "no-enable-expert-parallel",
+        "no-enable-force-include-usage",
+        "no-enable-lora",
+        "no-enable-prompt-tokens-details",
+        "no-enable-request-id-headers",
+        "no-enable-server-load-tracking",
+        "no-enable-sleep-mode",
+        "no-enable-ssl-refresh",
+        "no-trust-remote-code",
         "trust-remote-code",
     }
 )
@@ -40,7 +51,7 @@ VALUES: Mapping[str, Values] = {
     "chat-template-content-format": Values(("auto",), "remove the option: chat templates get texts"),
     "config-format": Values(("auto", "hf"), "the checkpoint's config.json is read"),
     "convert": Values(("auto", "none", "embed"), "generation and embeddings are served"),
-    "cpu-offload-gb": Values(("0",), "give --quantization, so that the weights need less memory"),
+    "cpu-offload-gb": Values(("0", "0.0"), "give --quantization, so that the weights need less memory"),
     "distributed-executor-backend": Values(("mp",), "orca serve starts processes; on other hosts run orca worker"),
     "generation-config": Values(("auto",), "edit or remove generation_config.json in the model's folder"),
     "load-format": Values(("auto", "safetensors"), "the checkpoint's safetensors files are read"),
@@ -48,6 +59,7 @@ VALUES: Mapping[str, Values] = {
     "max-log-len": Values(None),
     "max-lora-rank": Values(None),
     "max-loras": Values(None),
+    "max-seq-len-to-capture": Values(None),
     "model-impl": Values(("auto", "vllm"), "remove the option: ORCA has models of its own"),
     "response-role": Values(("assistant",), "answers have the role assistant"),
     "runner": Values(("auto", "generate", "pooling"), "generation and embeddings are served"),
@@ -57,6 +69,8 @@ VALUES: Mapping[str, Values] = {
 }
 
 DOWNLOAD = "download the model first: orca fetch URI --into DIR"
+CONFIGURATION = "edit config.json in the model's folder"
+HOSTS = "run orca worker on the other hosts, and orca master"
 HTTPS = "let a proxy in front, such as an Ingress, do HTTPS"
 CORS = "give --allowed-origins ORIGIN: requests from there may have any method and header"
 REFUSED: Mapping[str, str] = {
@@ -67,15 +81,22 @@ REFUSED: Mapping[str, str] = {
     "code-revision": "remove the option: no code of a checkpoint is run",
     "collect-detailed-traces": "remove the option: --otlp-traces-endpoint has the phases of each request",
     "compilation-config": "remove the option: models are not compiled",
+    "data-parallel-address": HOSTS,
+    "data-parallel-size-local": HOSTS,
     "disable-fastapi-docs": "hide /docs and /openapi.json in a proxy in front",
     "disable-uvicorn-access-log": "give --disable-log-requests",
     "download-dir": DOWNLOAD,
     "enable-expert-parallel": "remove the option: models with experts are not supported",
     "enable-force-include-usage": "clients ask for the usage of streams by stream_options",
+    "enable-log-outputs": "remove the option: the log has no texts of answers",
+    "enable-reasoning": "remove the option: --reasoning-parser is enough",
+    "enable-server-load-tracking": "read vllm:num_requests_running and vllm:num_requests_waiting at /metrics",
+    "enable-sleep-mode": "remove the option: the weights stay in memory",
     "enable-ssl-refresh": HTTPS,
     "guided-decoding-backend": "remove the option: llguidance is the only one",
-    "hf-config-path": "edit config.json in the model's folder",
-    "hf-overrides": "edit config.json in the model's folder",
+    "headless": HOSTS,
+    "hf-config-path": CONFIGURATION,
+    "hf-overrides": CONFIGURATION,
     "hf-token": f"{DOWNLOAD}, with the environment variable HF_TOKEN",
     "kv-cache-memory-bytes": "give --kv-slots N, in tokens",
     "kv-transfer-config": "remove the option: the same workers compute prompt and answer",
@@ -83,15 +104,21 @@ REFUSED: Mapping[str, str] = {
     "log-config-file": "give --log-format and --log-level",
     "max-logprobs": "remove the option: requests may ask for up to 20",
     "middleware": "put a proxy in front",
+    "model-loader-extra-config": "remove the option: the checkpoint's safetensors files are read",
+    "nnodes": HOSTS,
     "no-async-scheduling": "give --no-lookahead",
-    "no-enable-chunked-prefill": "give --target-itl 0 and a --token-budget of the longest prompt's tokens",
+    "no-enable-auto-tool-choice": "give --tool-call-parser none",
+    "no-enable-chunked-prefill": "prompts are cut at --token-budget, and for --target-itl unless that is 0",
     "no-enable-log-requests": "give --disable-log-requests",
+    "node-rank": HOSTS,
     "num-gpu-blocks-override": "give --kv-slots N, 16 for each block",
     "override-generation-config": "edit generation_config.json in the model's folder",
     "override-pooler-config": "give --embedding-pooling",
     "pooler-config": "give --embedding-pooling",
     "return-tokens-as-token-ids": "requests have a field of this name",
     "revision": f"{DOWNLOAD} --revision REVISION",
+    "rope-scaling": CONFIGURATION,
+    "rope-theta": CONFIGURATION,
     "seed": "requests have the field seed",
     "speculative-config": "give --speculative-tokens N, and --speculative-model DIR for a draft model",
     "ssl-ca-certs": HTTPS,
@@ -102,6 +129,7 @@ REFUSED: Mapping[str, str] = {
     "structured-outputs-config": "remove the option: llguidance is the only backend",
     "tokenizer": "put the tokenizer's files into the model's folder",
     "tokenizer-revision": "put the tokenizer's files into the model's folder",
+    "tool-parser-plugin": "choose one of --tool-call-parser",
     "uds": "give --host and --port",
     "uvicorn-log-level": "give --log-level",
 }
@@ -150,7 +178,8 @@ class _VllmOption(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         (option,) = self.option_strings
-        flag = values is None or self.nargs == 0
-        if way_out := refusal(option.removeprefix("--"), True if flag else values):
-            given = option if flag else f"{option} {values}"
+        name = option.removeprefix("--")
+        # Of a refused option the value can be a secret, or an argument that belongs to none.
+        given = f"{option} {values}" if name in VALUES else option
+        if way_out := refusal(name, values if name in VALUES else True):
             parser.error(f"{given}: an option of vLLM that ORCA does not have: {way_out}")
