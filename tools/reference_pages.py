@@ -17,6 +17,7 @@ from unittest import mock
 
 from orca_bench.cli import COMMANDS as BENCH_COMMANDS
 from orca_master.cli import HELP
+from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES
 from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
 from orca_master.metrics.vllm_names import names_of
@@ -85,8 +86,9 @@ def row(action: argparse.Action) -> str:
 
 
 def rows(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the rows of a command, without --help."""
-    return [row(action) for action in parser._actions if "--help" not in action.option_strings]
+    """Return the rows of a command, without --help and options that the help does not list."""
+    actions = [action for action in parser._actions if "--help" not in action.option_strings]
+    return [row(action) for action in actions if action.help != argparse.SUPPRESS]
 
 
 def options_page() -> str:
@@ -116,7 +118,30 @@ def options_page() -> str:
             entries = [entry for entry in entries if entry not in serve]
             lines[-1] += f" It has the options of [orca serve](#orca-serve) except {', '.join(missing)}, and these:"
         lines += ["", "| option | value | default | meaning |", "|---|---|---|---|", *entries]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *vllm_options()]) + "\n"
+
+
+def vllm_options() -> list[str]:
+    """Return the section about the options of vLLM that the help of `orca serve` and `orca master` does not list."""
+    flags = dict.fromkeys(ACCEPTED_FLAGS, ("yes", ""))
+    values = {
+        name: ("any value" if accepted is None else ", ".join(f"`{value}`" for value in accepted), way_out)
+        for name, (accepted, way_out) in VALUES.items()
+    }
+    refused = {name: ("", way_out) for name, way_out in REFUSED.items()}
+    return [
+        "## Options of vLLM",
+        "",
+        "`orca serve` and `orca master` accept these without an effect where they ask for nothing; otherwise they "
+        "refuse them with the way out ([how-to](../how-to/serve.md#come-from-vllm)).",
+        "",
+        "| option | accepted | way out |",
+        "|---|---|---|",
+        *(
+            f"| `--{name}` | {accepted} | {way_out} |"
+            for name, (accepted, way_out) in sorted({**flags, **values, **refused}.items())
+        ),
+    ]
 
 
 def master_registry() -> CollectorRegistry:

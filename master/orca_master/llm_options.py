@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from orca_master.bodies.validation import described
 from orca_master.commands.argument_types import positive
 from orca_master.commands.local_topology import local_topology
+from orca_master.commands.model_folder import model_folder
 from orca_master.commands.offline_config import checked_by, one_of
 from orca_master.commands.preflight import draft_command, model_command, text_command
 from orca_master.engine.config import EngineConfig
@@ -111,6 +112,7 @@ def model_options(engine: EngineConfig, **given: Any) -> ModelOptions:
         )
     except ValidationError as error:
         raise ConfigurationError(str(described(error.errors()))) from error
+    model_folder(given["model"])  # last: a mistake in the options needs no folder to be named
     return ModelOptions(
         path,
         spec,

@@ -25,6 +25,8 @@ MASTER_OPTIONS: Mapping[str, str] = {
     "--max-batch-size": "scheduler.maxBatchSize",
     "--max-expected-wait": "scheduler.maxExpectedWaitSeconds",
     "--max-model-len": "model.maxModelLen",
+    "--max-num-batched-tokens": "scheduler.tokenBudget",
+    "--max-num-seqs": "scheduler.maxBatchSize",
     "--max-queue-depth": "scheduler.maxQueueDepth",
     "--model": "model.uri",
     "--otlp-traces-endpoint": "master.otlpTracesEndpoint",

@@ -19,10 +19,11 @@ OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8
 
 
 def section(command: str) -> str:
-    """Return the reference of one command, such as "orca serve"; that of `orca master` includes serve's."""
+    """Return the reference of one command, such as "orca serve", with the sections that also apply to it."""
     text = OPTIONS.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
     assert text, command
-    return text + section("orca serve") if command == "orca master" else text
+    others = {"orca master": ["orca serve"], "orca serve": ["Options of vLLM"]}
+    return text + "".join(section(other) for other in others.get(command, []))
 
 
 def code(page: Path) -> str:

@@ -193,6 +193,31 @@ def test_answers_count_with_the_lengths_of_the_last_ones():
     assert expected.seconds() == pytest.approx(0.01 * 20 + 0.1 * (20 + 8 - 5), rel=0.1)
 
 
+def test_an_iteration_is_expected_to_take_as_long_as_the_latest_ones_of_its_pipeline():
+    """At once, also after many of a larger batch or a slow first one: else none would be sent ahead for seconds."""
+    made = scheduler(request(0, answer=1000))
+    expected, now = ExpectedWait(made), 0.0
+
+    def expected_times(count: int, seconds: float) -> list[float]:
+        nonlocal now
+        times = []
+        for _ in range(count):
+            now += 1.0
+            batch = made.dispatch("a", made.select("a"))
+            expected.note_sent(batch, now)
+            begun, expected_seconds = expected.expected_time(batch)
+            assert begun == now
+            expected.note_returned(batch, now + seconds)
+            made.commit(batch, [1])
+            times.append(expected_seconds)
+        return times
+
+    assert expected_times(3, 0.03)[:2] == [0.0, 0.0], "a prompt, and before the first measurement"
+    assert expected_times(500, 0.03) == pytest.approx([0.03] * 500)
+    assert expected_times(10, 0.006) == pytest.approx([0.03] + [0.006] * 9)
+    assert expected_times(10, 0.03) == pytest.approx([0.006] * 4 + [0.03] * 6), "the shortest of four"
+
+
 @pytest.mark.parametrize("budget", [1, 2])
 def test_at_a_token_budget_of_one_each_token_of_a_prompt_is_an_iteration(budget):
     """All iterations take 10 ms. The second request comes between two of the first one's prompt: the first iteration

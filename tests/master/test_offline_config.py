@@ -29,7 +29,7 @@ from orca_master.errors import ConfigurationError
         ("scheduling_policy", "lifo", "'lifo' is not one of fcfs"),
         ("attention_backend", "fast", "'fast' is not one of auto, orca"),
         ("all_reduce", None, "'None' is not one of library"),
-        ("gpu_memory_utilization", 0.5, "no such option, choose from .*, memory_utilization, "),
+        ("memory_utilisation", 0.5, "no such option, choose from .*, memory_utilization, "),
         ("worker_owner", "engine", "no such option"),
     ],
 )
@@ -68,3 +68,41 @@ def test_no_number_of_prompts_is_refused_unless_the_program_says_so():
     assert min(offline_config({}).max_queued_requests, offline_config({}).max_queued_tokens) > 10**12
     no_limits = dict.fromkeys(("max_queued_requests", "max_queued_tokens", "max_expected_wait"))
     assert offline_config(no_limits) == offline_config({})
+
+
+def test_options_under_the_names_of_vllm():
+    config = offline_config(
+        {
+            "max_num_seqs": 3,
+            "max_num_batched_tokens": 100,
+            "gpu_memory_utilization": 0.5,
+            "enable_prefix_caching": False,
+            "trust_remote_code": True,
+            "swap_space": 4,
+            "seed": None,
+        }
+    )
+    assert (config.max_batch_size, config.token_budget, config.memory_utilization) == (3, 100, 0.5)
+    assert config.prefix_caching is False
+    assert config == offline_config(
+        {"max_batch_size": 3, "token_budget": 100, "memory_utilization": 0.5, "prefix_caching": False}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_seqs": 3, "max_batch_size": 3}, "max_batch_size: max_batch_size is the same option under another"),
+        ({"max_batch_size": 3, "max_num_seqs": 3}, "max_num_seqs: max_batch_size is the same option under another"),
+        ({"max_num_seqs": 0}, "max_batch_size: '0' is not a whole number from 1"),
+        ({"seed": 1}, "seed=1: an option of vLLM that LLM does not have: requests have the field seed"),
+        ({"block_size": 32}, "block_size=32: .*: blocks have 16 tokens"),
+        ({"async_scheduling": False}, "async_scheduling=False: .*: give lookahead=False"),
+        ({"hf_token": "secret"}, "hf_token: an option of vLLM that LLM does not have: download the model first"),
+        ({"revision": "x"}, "revision='x': .*: orca fetch URI --into DIR --revision REVISION"),
+        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override=9: .*: give kv_slots N, 16 for each block"),
+    ],
+)
+def test_options_of_vllm_that_are_refused(options, words):
+    with pytest.raises(ConfigurationError, match=f"^{words}"):
+        offline_config(options)

@@ -162,3 +162,13 @@ def test_requests_that_generate_nothing_are_cut_like_prompts_alone():
     for number in range(20_000):
         note(costs, 500 * (number % 3), rows=ROWS * (number < 10))
     assert costs.even_prompt_budget(ROWS) == PromptBudget(*[pytest.approx(8 * BASE / PROMPT, rel=0.01)] * 2)
+
+
+def test_the_time_of_an_iteration_is_that_without_prompts_and_its_prompts():
+    costs = TokenCosts()
+    costs.note(0.02, 0, 4, limited=False)
+    assert costs.iteration_seconds(0.02, 0) == pytest.approx(0.02)
+    assert costs.iteration_seconds(0.02, 10) == 0.0, "the cost of a prompt's token is not known"
+    costs.note(0.12, 100, 4, limited=False)
+    assert costs.iteration_seconds(0.02, 0) == pytest.approx(0.02)
+    assert costs.iteration_seconds(0.03, 50) == pytest.approx(0.08)

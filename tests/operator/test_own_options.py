@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from orca_contract.scheduler import SchedulerKnobs
+from orca_master.commands import master
 from orca_operator.manifests.boot import options
 from orca_operator.manifests.master import master_deployment
 from orca_operator.manifests.workers import worker_stateful_sets
@@ -58,3 +61,19 @@ def test_an_abbreviation_counts_as_its_option(arguments, free):
 def test_the_message_names_the_option_and_the_field():
     with pytest.raises(InvalidSpecError, match=r"spec\.master\.extraArgs .*--admission \(scheduler\.admission\)"):
         parse("demo", merged(MINIMAL, master={"extraArgs": ["--admission=paged"]}))
+
+
+def test_an_option_is_listed_under_all_its_names(monkeypatch):
+    made = []
+
+    def stop(parser: argparse.ArgumentParser, arguments: object) -> None:
+        made.append(parser)
+        raise SystemExit
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(SystemExit):
+        master.main([])
+    names = [set(action.option_strings) for action in made[0]._actions]
+    assert {"--max-batch-size", "--max-num-seqs"} in names
+    for same in names:
+        assert same <= set(MASTER_OPTIONS) or not same & set(MASTER_OPTIONS), same

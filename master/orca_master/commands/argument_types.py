@@ -58,6 +58,13 @@ def utf8_text(text: str) -> str:
     return text
 
 
+def origin(text: str) -> str:
+    """Parse an origin of browsers, * for any; vLLM's lists in JSON are refused, which no origin would equal."""
+    if text.startswith("["):
+        raise argparse.ArgumentTypeError(f"{text!r} is no origin: give the option once for each, without brackets")
+    return utf8_text(text)
+
+
 def root_path(text: str) -> str:
     """Parse the path at which a proxy serves this server; return it without a slash at its end, "" for none."""
     path = utf8_text(text).rstrip("/")

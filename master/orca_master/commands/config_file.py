@@ -8,6 +8,7 @@ from typing import Any
 
 from orca_protos.command_line import OneLineParser
 
+from orca_master.commands.vllm_options import REFUSED
 from orca_master.errors import ConfigurationError
 
 MAX_BYTES = 1 << 20
@@ -92,13 +93,21 @@ def _values(path: Path, positional: str | None) -> dict[object, Any]:
             raise ConfigurationError(f"--config {path}: {key.value!a}: the option is given twice")
         given.add(option)
     for name, value in values.items():
-        entries = value if isinstance(value, list) and name != positional else [value]
-        if any(isinstance(entry, dict | list) for entry in entries):
-            kind = "a value" if name == positional else "a value or a list of values"
-            raise ConfigurationError(f"--config {path}: {str(name)!a}: {kind} is expected")
-        if name == "config":
-            raise ConfigurationError(f"--config {path}: 'config': a file cannot name another")
+        if fault := _fault_of_form(name, value, positional):
+            raise ConfigurationError(f"--config {path}: {str(name)!a}: {fault}")
     return values
+
+
+def _fault_of_form(name: object, value: Any, positional: str | None) -> str:
+    """Return why an entry is neither a scalar nor a list of scalars, "" if it is."""
+    if name == "config":
+        return "a file cannot name another"
+    if _option(str(name)).removeprefix("--") in REFUSED:
+        return ""  # by the parser, also a mapping, which vLLM has for some
+    entries = value if isinstance(value, list) and name != positional else [value]
+    if any(isinstance(entry, dict | list) for entry in entries):
+        return "a value is expected" if name == positional else "a value or a list of values is expected"
+    return ""
 
 
 def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
@@ -107,7 +116,8 @@ def _fault(name: str, value: Any, parser: argparse.ArgumentParser) -> str:
     action = parser._option_string_actions.get(option)
     if action is None:
         return "there is no such option"
-    if value is None or (isinstance(value, bool) and option in ON_OFF):
+    refused = option.removeprefix("--") in REFUSED  # by the parser, with the way out
+    if value is None or refused or (isinstance(value, bool) and option in ON_OFF):
         return ""
     if action.nargs == 0:
         return "" if isinstance(value, bool) else "true or false is expected"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from orca_contract.model_choices import AllReduce, AttentionBackend
 
 from orca_master.commands.argument_types import bound_seconds, count, fraction, positive, slots, stall_seconds
 from orca_master.commands.scheduling_options import ADMISSIONS, SCHEDULING_POLICIES
+from orca_master.commands.vllm_options import refusal
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
 
@@ -58,6 +60,14 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     "iteration_log": Path,
 }
 """Options: fields of EngineConfig, without those for masters that outlive their workers."""
+SYNONYMS: Mapping[str, str] = {
+    "enable_prefix_caching": "prefix_caching",
+    "gpu_memory_utilization": "memory_utilization",
+    "max_num_batched_tokens": "token_budget",
+    "max_num_seqs": "max_batch_size",
+}
+"""vLLM's names of options."""
+COMMAND_OPTION = re.compile(r"--(?P<no>no-)?(?P<name>[a-z-]+)")
 MAY_BE_NONE = frozenset(field.name for field in dataclasses.fields(EngineConfig) if field.default is None) | {
     "token_budget"
 }
@@ -70,8 +80,33 @@ def offline_config(options: Mapping[str, Any]) -> EngineConfig:
     sets the limits of the queue to other values than None.
     """
     unbounded = {"max_expected_wait": math.inf, "max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
-    given = {name: value for name, value in options.items() if value is not None or name not in unbounded}
+    own = _own(options)
+    given = {name: value for name, value in own.items() if value is not None or name not in unbounded}
     return EngineConfig(**{**unbounded, **{name: _checked(name, value) for name, value in given.items()}})
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options under ORCA's names, without those of vLLM that ask for nothing; raise ConfigurationError."""
+    own: dict[str, Any] = {}
+    for given, value in options.items():
+        name = SYNONYMS.get(given, given)
+        if name in own:
+            raise ConfigurationError(f"{given}: {name} is the same option under another name: give one of them")
+        if name not in TYPES and (way_out := refusal(given.replace("_", "-"), value)) is not None:
+            if way_out:
+                if "orca fetch" not in way_out:  # its options are those of a command here, too
+                    way_out = COMMAND_OPTION.sub(_as_parameter, way_out)
+                shown = "" if given == "hf_token" else f"={value!r:.80}"
+                raise ConfigurationError(f"{given}{shown}: an option of vLLM that LLM does not have: {way_out}")
+            continue
+        own[name] = value
+    return own
+
+
+def _as_parameter(option: re.Match[str]) -> str:
+    """Return the parameter of `LLM` that does what an option of the command line does."""
+    name = option["name"].replace("-", "_")
+    return f"{name}=False" if option["no"] else name
 
 
 def _checked(name: str, value: Any) -> Any:

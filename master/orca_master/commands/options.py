@@ -19,10 +19,10 @@ from orca_master.commands.argument_types import (
     folder,
     fraction,
     host_name,
+    origin,
     positive,
     root_path,
     stall_seconds,
-    utf8_text,
     wait_seconds,
 )
 from orca_master.commands.batch_options import add_batch_options, batch_config
@@ -30,6 +30,7 @@ from orca_master.commands.http_options import add_http_limits, http_limits
 from orca_master.commands.response_options import add_response_options, store_limits
 from orca_master.commands.scheduling_options import add_scheduling_options, target_itl
 from orca_master.commands.trace_options import add_trace_options, check_traces
+from orca_master.commands.vllm_options import add_vllm_options
 from orca_master.endpoint.api_keys import ENVIRONMENT, digests_of, lasting_path, read_key_file
 from orca_master.endpoint.config import EndpointConfig, default_hosts
 from orca_master.engine.config import EngineConfig
@@ -148,7 +149,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--allowed-origins",
-        type=utf8_text,
+        type=origin,
         action="append",
         metavar="ORIGIN",
         help="allowed origins of browsers (CORS), repeatable (any; none if API keys are given)",
@@ -192,6 +193,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable-log-requests", action="store_true", help="no log line per request")
     parser.add_argument("--no-vllm-metrics", action="store_true", help="export no metrics under vLLM's names")
     parser.add_argument("--config", metavar="FILE", help="YAML file of these options")
+    add_vllm_options(parser)
 
 
 def check_engine_options(arguments: argparse.Namespace, device: Device) -> None:

@@ -24,10 +24,15 @@ def target_itl(milliseconds: float | None, pipeline_parallel_size: int) -> float
 def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the scheduler."""
     parser.add_argument(
-        "--max-batch-size", type=positive, default=32, help="maximum requests per iteration, Algorithm 1's max_bs (32)"
+        "--max-batch-size",
+        "--max-num-seqs",
+        type=positive,
+        default=32,
+        help="maximum requests per iteration, Algorithm 1's max_bs (32)",
     )
     parser.add_argument(
         "--token-budget",
+        "--max-num-batched-tokens",
         type=positive,
         default=2048,
         help="maximum input tokens per iteration; longer prompts are computed in chunks (2048)",

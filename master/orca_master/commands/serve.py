@@ -20,7 +20,6 @@ from orca_contract.model_choices import Device
 from orca_protos.command_line import OneLineParser
 from orca_protos.exit_code import describe_exit
 from orca_protos.log_lines import configure_logging
-from orca_protos.model_files import FileError, MissingFileError, regular_file
 from orca_protos.uncollected import uncollected
 
 from orca_master.commands.argument_types import positive
@@ -28,6 +27,7 @@ from orca_master.commands.child_process import fork
 from orca_master.commands.config_file import with_config_file
 from orca_master.commands.device_options import add_device_options, devices_in_use
 from orca_master.commands.local_workers import LocalWorkers
+from orca_master.commands.model_folder import model_folder
 from orca_master.commands.model_options import add_model_options, check_model_options, model_spec
 from orca_master.commands.options import (
     add_engine_options,
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments = parser.parse_args(with_config_file(argv, parser, "model"))
         configure_logging(arguments.log_format, arguments.log_level)
-        model = _model_folder(_model_of(parser, arguments))
+        model = model_folder(_model_of(parser, arguments))
         device, backend = devices_in_use(arguments)
         _check_options(arguments, device)
         names = endpoint_config(arguments, model, model.name, tuple(name for name, _ in arguments.lora_modules))
@@ -147,7 +147,14 @@ def _parser() -> OneLineParser:
         default=1,
         help="inter-layer partitions, one worker process each (1)",
     )
-    parser.add_argument("--replicas", type=positive, default=1, help="pipelines that share one request pool (1)")
+    parser.add_argument(
+        "--replicas",
+        "--data-parallel-size",
+        "-dp",
+        type=positive,
+        default=1,
+        help="pipelines that share one request pool (1)",
+    )
     add_device_options(parser, default_device="cpu")
     parser.add_argument(
         "--recovery-timeout",
@@ -184,7 +191,7 @@ def _check_options(arguments: argparse.Namespace, device: Device) -> None:
     check_engine_options(arguments, device)
     if arguments.speculative_model is not None:
         try:
-            _model_folder(arguments.speculative_model)
+            model_folder(arguments.speculative_model)
         except ConfigurationError as error:
             raise ConfigurationError(f"--speculative-model: {error}") from error
 
@@ -205,20 +212,6 @@ def _checks(arguments: argparse.Namespace, model: Path, chat_template: Path | No
         text_command(model, chat_template),
         *([] if draft is None else [draft_command(draft, size, quantization, arguments.device)]),
     ]
-
-
-def _model_folder(name: str | Path) -> Path:
-    """Return the resolved model directory; raise ConfigurationError if it has no config.json that can be opened."""
-    try:
-        folder = Path(name).resolve()
-        regular_file(folder, "config.json")
-    except MissingFileError as error:
-        raise ConfigurationError(f"{name}: no config.json: a Hugging Face model directory is expected") from error
-    except FileError as error:
-        raise ConfigurationError(str(error)) from error
-    except RuntimeError as error:  # a cycle of symbolic links, before Python 3.13
-        raise ConfigurationError(f"{name}: {error}") from error
-    return folder
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -2,12 +2,15 @@
 
 The pipeline with the fewest iterations in flight goes first; of several, the one whose prefix cache has most of the
 first waiting request. With one partition an iteration is also sent before the tokens of the one in flight are known
-(scheduling/lookahead.py).
+(scheduling/lookahead.py). Where a new request could join it, it is sent shortly before they are expected, so that a
+request that arrives meanwhile need not wait for one more iteration.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -25,6 +28,11 @@ from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+LATEST_PART = 0.75
+"""Of the expected time of the iteration in flight, after which the next one is sent ahead at the latest."""
+LEAD_SECONDS = 0.004
+"""At least so long before the expected result; a worker that had to wait would lose 1.4 ms (benchmarks/options.md)."""
 
 
 class Dispatcher:
@@ -53,6 +61,8 @@ class Dispatcher:
         # The rank that sampled a token reads it as input: only with one partition.
         self._looks_ahead = scheduler.config.looks_ahead
         self._target_itl = config.target_itl
+        self._timer: asyncio.TimerHandle | None = None
+        """Until the next iteration that is sent ahead."""
 
     def dispatch(self) -> None:
         """Send iterations until no request can be selected."""
@@ -65,10 +75,33 @@ class Dispatcher:
                 if self._advance(supervisor, lambda entry: self._scheduler.select(entry.id)):
                     break
             else:
-                for supervisor in working:
-                    if self._looks_ahead and supervisor.num_in_flight == 1 and supervisor.is_open:
-                        self._advance(supervisor, lambda entry: look_ahead(self._scheduler, entry.newest_batch))
+                if self._looks_ahead:
+                    self._look_ahead()
                 return
+
+    def _look_ahead(self) -> None:
+        """Send iterations ahead where it is time, and do so again when it is time for the next one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now, later = time.monotonic(), math.inf
+        for supervisor in list(self._pipelines.serving.values()):
+            if supervisor.num_in_flight != 1 or not supervisor.is_open:
+                continue
+            if (due := self._look_ahead_due(supervisor)) > now:
+                later = min(later, due)
+            else:
+                self._advance(supervisor, lambda entry: look_ahead(self._scheduler, entry.newest_batch))
+        if later < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(later - now, self._look_ahead)
+
+    def _look_ahead_due(self, supervisor: PipelineSupervisor) -> float:
+        """Return the time of the monotonic clock; the past if no new request could join the next iteration anyway."""
+        ledger, batch = self._scheduler.ledger(supervisor.id), supervisor.newest_batch
+        if ledger.num_holders >= self._scheduler.config.max_batch_size:
+            return 0.0
+        begun, seconds = self._expected_wait.expected_time(batch)
+        return begun + min(LATEST_PART * seconds, seconds - LEAD_SECONDS)
 
     def _prompt_budget(self) -> PromptBudget | None:
         config = self._scheduler.config

@@ -23,6 +23,9 @@ from orca_master.scheduling.prompt_budget import PromptBudget
 from orca_master.scheduling.request import Request, ServiceClass
 from orca_master.scheduling.scheduler import Scheduler
 
+LATEST_ITERATIONS = 4
+"""The shortest of so many without prompts is expected again: a mean follows too slowly when a batch becomes smaller."""
+
 
 class _Iteration(NamedTuple):
     """An iteration in flight. `crowded`: all places or blocks were taken; `limited`: requests had to wait."""
@@ -39,6 +42,8 @@ class _Sent:
     iterations: deque[_Iteration] = field(default_factory=deque)
     returned_at: float = 0.0
     """Time of the last result."""
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST_ITERATIONS))
+    """Seconds of the latest iterations without prompts."""
 
 
 class ExpectedWait:
@@ -70,14 +75,26 @@ class ExpectedWait:
         iteration = sent.iterations.popleft()
         seconds = now - max(iteration.sent_at, sent.returned_at)
         sent.returned_at = now
-        prompt = sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
+        prompt = _num_prompt_tokens(batch)
         generated = num_accepted + sum(entry.samples for entry in batch.requests)
         answers = any(entry.request.pooling is None for entry in batch.requests)
         places = 0 if iteration.crowded else self._scheduler.config.batch_size
         self._costs.note(seconds, prompt, generated, iteration.limited, answers, places)
         if not prompt:
+            sent.plain.append(seconds)
             self.draft_costs.note_rows(seconds - drafting, sum(entry.num_sampled for entry in batch.requests))
         self._lengths.note_iteration()
+
+    def expected_time(self, batch: Batch) -> tuple[float, float]:
+        """Return when a pipeline's only iteration in flight began, and how many seconds it is expected to take.
+
+        0 seconds before the pipeline's first measurement.
+        """
+        sent = self._sent[batch.pipeline]
+        begun = max(sent.iterations[0].sent_at, sent.returned_at)
+        if not sent.plain:
+            return begun, 0.0
+        return begun, self._costs.iteration_seconds(min(sent.plain), _num_prompt_tokens(batch))
 
     def note_lost(self, pipeline: str) -> None:
         """Forget the iterations in flight of a lost pipeline."""
@@ -119,6 +136,10 @@ class ExpectedWait:
                 for length, most in ahead.running
             )
         return (ahead.known * costs.prompt + max(0.0, answers) * costs.generated) / max(1, len(self._scheduler.ledgers))
+
+
+def _num_prompt_tokens(batch: Batch) -> int:
+    return sum(entry.num_tokens for entry in batch.requests if not _is_increment(entry))
 
 
 def _is_increment(entry: ScheduledRequest) -> bool:

@@ -137,6 +137,15 @@ class TokenCosts:
         needed = batch_size * answering.prompt / answering.generated
         return PromptBudget(math.ceil(max(least, min(PART * least, needed))), alone)
 
+    def iteration_seconds(self, plain: float, prompt: int) -> float:
+        """Return the expected seconds of an iteration with so many tokens of prompts, 0 if their cost is not known.
+
+        `plain`: seconds of an iteration without them.
+        """
+        if prompt and self._slope is None:
+            return 0.0
+        return plain + prompt * (self._slope or 0.0)
+
     def enough_prompt_tokens(self) -> int | None:
         """Return the tokens of prompts that take ENOUGH times as long as an iteration without; None if not known."""
         if self._slope is None or self._plain is None:
