@@ -275,7 +275,9 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert result.stdout.startswith("ConfigurationError /nowhere/config.json: No such file"), result.stderr
+    assert result.stdout.startswith("ConfigurationError /nowhere: no config.json: a Hugging Face model directory"), (
+        result.stderr
+    )
 
 
 @pytest.mark.parametrize(
