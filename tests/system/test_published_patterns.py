@@ -144,7 +144,7 @@ def test_no_address_of_a_message_is_fetched(client, kind):
     "path",
     [
         "/v1/load_lora_adapter", "/collective_rpc", "/reset_prefix_cache", "/update_weights_from_tensor", "/sleep",
-        "/update_weights_from_disk", "/init_weights_update_group", "/v1/rerank", "/pd_register", "/kv_move_status",
+        "/update_weights_from_disk", "/init_weights_update_group", "/pd_register", "/kv_move_status",
         "/scale_elastic_ep", "/server_info", "/start_profile", "/release_memory_occupation", "/invocations",
     ],
 )  # fmt: skip
