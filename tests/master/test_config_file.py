@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
+from orca_master.commands import serve
 from orca_master.commands.config_file import with_config_file
 from orca_master.errors import ConfigurationError
 from orca_protos.command_line import OneLineParser
@@ -43,6 +45,13 @@ def config_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def arguments_of(content: str, tmp_path: Path, *argv: str) -> list[str]:
+    """Return the arguments of a file with this content, and of the command line, for `config_parser`."""
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    return with_config_file(["--config", str(file), *argv], config_parser(), "model")
+
+
 def test_options_of_the_file_come_before_those_of_the_command_line(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(CONTENT)
@@ -56,9 +65,9 @@ def test_options_of_the_file_come_before_those_of_the_command_line(tmp_path):
 def test_false_turns_an_option_off_that_is_on_without_it(name, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(f"{name}: false")
-    assert with_config_file(["--config", str(file)]) == ["--no-enable-prefix-caching"]
+    assert with_config_file(["--config", str(file)], serve._parser(), "model") == ["--no-enable-prefix-caching"]
     file.write_text(f"{name}: true")
-    assert with_config_file(["--config", str(file)]) == ["--enable-prefix-caching"]
+    assert with_config_file(["--config", str(file)], serve._parser(), "model") == ["--enable-prefix-caching"]
 
 
 @pytest.mark.parametrize("argument", [["--max-batch-size", "4"], ["--max-batch-size=4"]])
@@ -84,14 +93,17 @@ def test_a_model_of_the_command_line_replaces_that_of_the_file(argv, tmp_path):
 def test_on_and_off_are_values_of_the_option_that_has_them(text, value, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(f"deterministic: {text}\nno-lookahead: yes\nenforce-eager: off")
-    assert with_config_file(["--config", str(file)]) == [f"--deterministic={value}", "--no-lookahead"]
+    assert with_config_file(["--config", str(file)], serve._parser(), "model") == [
+        f"--deterministic={value}",
+        "--no-lookahead",
+    ]
 
 
 def test_numbers_are_passed_on_as_they_are_written(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("api-key: 0123\nserved-model-name: [3.10, 2026-01-01, 1_000]\nport: 80\nroot-path: ~")
     expected = ["--api-key=0123", *(f"--served-model-name={name}" for name in ("3.10", "2026-01-01", "1_000"))]
-    assert with_config_file(["--config", str(file)]) == [*expected, "--port=80"]
+    assert with_config_file(["--config", str(file)], serve._parser(), "model") == [*expected, "--port=80"]
 
 
 def test_a_list_is_no_model(tmp_path):
@@ -102,7 +114,7 @@ def test_a_list_is_no_model(tmp_path):
 
 
 def test_without_the_option_nothing_changes():
-    assert with_config_file(["--port", "1"]) == ["--port", "1"]
+    assert with_config_file(["--port", "1"], serve._parser(), "model") == ["--port", "1"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +138,7 @@ def test_files_that_are_refused(content, words, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=words):
-        with_config_file(["--config", str(file)])
+        with_config_file(["--config", str(file)], serve._parser(), "model")
 
 
 @pytest.mark.parametrize("content", [
@@ -163,10 +175,8 @@ def test_an_option_with_a_value_does_not_take_the_next_argument_as_one(tmp_path)
 )
 def test_a_value_of_another_kind_is_refused(content, words, tmp_path):
     """The first ones had no effect, and of a list the last entry counted."""
-    file = tmp_path / "config.yaml"
-    file.write_text(content)
     with pytest.raises(ConfigurationError, match=rf"config.yaml: '\w.*': {words}$"):
-        with_config_file(["--config", str(file), "demo"], config_parser(), "model")
+        arguments_of(content, tmp_path, "demo")
 
 
 @pytest.mark.parametrize(
@@ -185,9 +195,7 @@ def test_a_value_of_another_kind_is_refused(content, words, tmp_path):
     ],
 )
 def test_false_is_the_opposite_flag_and_null_the_default(content, arguments, tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text(content)
-    assert with_config_file(["--config", str(file)], config_parser(), "model") == arguments
+    assert arguments_of(content, tmp_path) == arguments
 
 
 @pytest.mark.parametrize(
@@ -202,21 +210,17 @@ def test_false_is_the_opposite_flag_and_null_the_default(content, arguments, tmp
 )
 def test_a_model_is_a_text_and_an_option_has_one_entry(content, words, tmp_path):
     """The model was "True", and of two entries the last one counted."""
-    file = tmp_path / "config.yaml"
-    file.write_text(content)
     with pytest.raises(ConfigurationError, match=rf"config.yaml: {words}$"):
-        with_config_file(["--config", str(file)], config_parser(), "model")
+        arguments_of(content, tmp_path)
 
 
 def test_a_model_that_is_null_is_not_given(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("model: null\nport: 1")
-    assert with_config_file(["--config", str(file)], config_parser(), "model") == ["--port=1"]
+    assert arguments_of("model: null\nport: 1", tmp_path) == ["--port=1"]
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end():
     with pytest.raises(ConfigurationError, match=r"^--config /dev/zero: it has more than 1 MiB$"):
-        with_config_file(["--config", "/dev/zero"])
+        with_config_file(["--config", "/dev/zero"], serve._parser(), "model")
 
 
 def test_a_missing_value_is_one_line_of_the_command(capsys):
@@ -227,4 +231,4 @@ def test_a_missing_value_is_one_line_of_the_command(capsys):
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
-        with_config_file(["--config", str(tmp_path / "absent")])
+        with_config_file(["--config", str(tmp_path / "absent")], serve._parser(), "model")

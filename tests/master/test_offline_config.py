@@ -95,12 +95,12 @@ def test_options_under_the_names_of_vllm():
         ({"max_num_seqs": 3, "max_batch_size": 3}, "max_batch_size: max_batch_size is the same option under another"),
         ({"max_batch_size": 3, "max_num_seqs": 3}, "max_num_seqs: max_batch_size is the same option under another"),
         ({"max_num_seqs": 0}, "max_batch_size: '0' is not a whole number from 1"),
-        ({"seed": 1}, "seed=1: an option of vLLM that LLM does not have: requests have the field seed"),
+        ({"seed": 1}, "seed: an option of vLLM that LLM does not have: requests have the field seed"),
         ({"block_size": 32}, "block_size=32: .*: blocks have 16 tokens"),
         ({"async_scheduling": False}, "async_scheduling=False: .*: give lookahead=False"),
         ({"hf_token": "secret"}, "hf_token: an option of vLLM that LLM does not have: download the model first"),
-        ({"revision": "x"}, "revision='x': .*: orca fetch URI --into DIR --revision REVISION"),
-        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override=9: .*: give kv_slots N, 16 for each block"),
+        ({"revision": "x"}, "revision: .*: orca fetch URI --into DIR --revision REVISION"),
+        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override: .*: give kv_slots N, 16 for each block"),
     ],
 )
 def test_options_of_vllm_that_are_refused(options, words):

@@ -21,14 +21,12 @@ RESOLVED = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "null", "m
 """Types of plain scalars. Others are texts, as on a command line: 3.10 is not 3.1, and 0123 not octal."""
 
 
-def with_config_file(
-    argv: list[str], parser: argparse.ArgumentParser | None = None, positional: str | None = None
-) -> list[str]:
+def with_config_file(argv: list[str], parser: argparse.ArgumentParser, positional: str | None = None) -> list[str]:
     """Return the arguments of `--config FILE`, without those that `argv` has, followed by `argv`.
 
     `parser`: that of the command; `positional`: the name of its only positional argument. Raises ConfigurationError.
     """
-    finder = OneLineParser(prog=parser.prog if parser is not None else "orca", add_help=False)
+    finder = OneLineParser(prog=parser.prog, add_help=False)
     finder.add_argument("--config", type=Path)
     known, rest = finder.parse_known_args(argv)
     if known.config is None:
@@ -42,14 +40,14 @@ def with_config_file(
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {NO_VALUE}")
             first = [] if value is None else [str(value)]
         else:
-            if parser is not None and (fault := _fault(str(name), value, parser)):
+            if fault := _fault(str(name), value, parser):
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {fault}")
             entries = _as_arguments(str(name), value, parser)
             arguments += [entry for entry in entries if entry.partition("=")[0] not in given]
         # The only character that a command line cannot contain.
         if any("\0" in argument for argument in (*first, *arguments)):
             raise ConfigurationError(f"--config {known.config}: {str(name)!a}: a zero byte is not allowed")
-    if parser is not None and first:
+    if first:
         _, unknown = parser.parse_known_args([*first, *arguments, *rest])
         if any(not argument.startswith("-") for argument in unknown):  # a second positional argument
             first = []
@@ -133,7 +131,7 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _as_arguments(name: str, value: Any, parser: argparse.ArgumentParser | None) -> list[str]:
+def _as_arguments(name: str, value: Any, parser: argparse.ArgumentParser) -> list[str]:
     option = _option(name)
     if isinstance(value, bool) and option in ON_OFF:
         return [f"{option}={'on' if value else 'off'}"]
@@ -141,8 +139,7 @@ def _as_arguments(name: str, value: Any, parser: argparse.ArgumentParser | None)
         return [option]
     if value is False:
         opposite = f"--{option.removeprefix('--no-')}" if option.startswith("--no-") else f"--no-{option[2:]}"
-        has_opposite = "enable-" in option if parser is None else opposite in parser._option_string_actions
-        return [opposite] if has_opposite else []
+        return [opposite] if opposite in parser._option_string_actions else []
     if value is None:
         return []
     return [f"{option}={entry}" for entry in (value if isinstance(value, list) else [value])]

@@ -15,7 +15,7 @@ from orca_contract.model_choices import AllReduce, AttentionBackend
 
 from orca_master.commands.argument_types import bound_seconds, count, fraction, positive, slots, stall_seconds
 from orca_master.commands.scheduling_options import ADMISSIONS, SCHEDULING_POLICIES
-from orca_master.commands.vllm_options import refusal
+from orca_master.commands.vllm_options import VALUES, refusal
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
 
@@ -94,13 +94,18 @@ def _own(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(f"{given}: {name} is the same option under another name: give one of them")
         if name not in TYPES and (way_out := refusal(given.replace("_", "-"), value)) is not None:
             if way_out:
-                if "orca fetch" not in way_out:  # its options are those of a command here, too
-                    way_out = COMMAND_OPTION.sub(_as_parameter, way_out)
-                shown = "" if given == "hf_token" else f"={value!r:.80}"
-                raise ConfigurationError(f"{given}{shown}: an option of vLLM that LLM does not have: {way_out}")
+                raise _refused(given, value, way_out)
             continue
         own[name] = value
     return own
+
+
+def _refused(name: str, value: Any, way_out: str) -> ConfigurationError:
+    """Return the error of an option of vLLM. As on the command line, what is always refused shows no value: a token."""
+    given = f"{name}={value!r:.80}" if name.replace("_", "-") in VALUES or value is False else name
+    if "orca fetch" not in way_out:  # a command with options of its own
+        way_out = COMMAND_OPTION.sub(_as_parameter, way_out)
+    return ConfigurationError(f"{given}: an option of vLLM that LLM does not have: {way_out}")
 
 
 def _as_parameter(option: re.Match[str]) -> str:
