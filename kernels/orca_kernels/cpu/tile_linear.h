@@ -131,31 +131,61 @@ struct TileBlocks {
     }
   }
 
-  void compute(const uint32_t *words, int64_t block, int64_t panel) {
-    const int64_t width = height(block), first = block * kMostRows;
-    words += first * words_of_row;
-    tiles.configure(&kLinearShapes.of[width]);
-    alignas(64) typename Call::Sum sums[kMostRows][kPanel];
-    if (width > kTileRows) {
-      multiply<true>(words, block, panel, sums);
-    } else {
-      multiply<false>(words, block, panel, sums);
-    }
+  void compute(const uint32_t *words, int64_t block, int64_t panel) { compute(words, block, block + 1, panel); }
+
+  // Computes the outputs of a panel for the blocks from `begin` to `end`. While tiles multiply a block, vector registers
+  // compute the outputs of the block before from its sums.
+  void compute(const uint32_t *words, int64_t begin, int64_t end, int64_t panel) {
+    alignas(64) typename Call::Sum sums[2][kMostRows][kPanel];
     OutputPanel<typename Call::Element> outputs(call, panel);
-    for (int64_t row = 0; row < width; ++row) {
-      Factors factors;
-      std::memcpy(&factors, words + steps * width + row * Call::kFactorWords, Call::kFactorWords * 4);
-      call.put(outputs, first_row + first + row, sums[row], factors);
+    SummedRows before{};
+    for (int64_t block = begin; block < end; ++block) {
+      tiles.configure(&kLinearShapes.of[height(block)]);
+      if (height(block) > kTileRows) {
+        multiply<true>(words, block, panel, sums[block % 2], outputs, before);
+      } else {
+        multiply<false>(words, block, panel, sums[block % 2], outputs, before);
+      }
+      put(outputs, before, kMostRows);
+      before = {sums[block % 2], factors_of(words, block), first_row + block * kMostRows, height(block)};
     }
+    put(outputs, before, kMostRows);
   }
 
  private:
+  // The rows of a block from `next` on, whose outputs are still to be computed from their sums.
+  struct SummedRows {
+    const typename Call::Sum (*sums)[kPanel];
+    const uint32_t *factors;
+    int64_t first_row, count, next = 0;
+  };
+
+  const uint32_t *factors_of(const uint32_t *words, int64_t block) const {
+    return words + block * kMostRows * words_of_row + steps * height(block);
+  }
+
+  // Writes the outputs of up to `most` more rows.
+  void put(OutputPanel<typename Call::Element> &outputs, SummedRows &rows, int64_t most) const {
+    for (const int64_t end = std::min(rows.count, rows.next + most); rows.next < end; ++rows.next) {
+      Factors factors;
+      std::memcpy(&factors, rows.factors + rows.next * Call::kFactorWords, Call::kFactorWords * 4);
+      call.put(outputs, rows.first_row + rows.next, rows.sums[rows.next], factors);
+    }
+  }
+
   // kBoth: the block has more than 16 rows.
   template <bool kBoth>
-  void multiply(const uint32_t *words, int64_t block, int64_t panel,
-                typename Call::Sum (&sums)[kMostRows][kPanel]) const {
+  void multiply(const uint32_t *words, int64_t block, int64_t panel, typename Call::Sum (&sums)[kMostRows][kPanel],
+                OutputPanel<typename Call::Element> &outputs, SummedRows &before) const {
     const int64_t width = height(block), panel_steps = Call::steps(call.inputs);
+    // GeLU is computed beside the products. Outputs that are only rounded are written at once: stores that memory delays,
+    // one beside each step, would delay the loads of tiles.
+    const int64_t rows_at_once = call.activated ? before.count * kTileRows / panel_steps + 1 : kMostRows;
     const uint32_t *weights = call.panels + panel * panel_steps * kPanel;
+    // Of several blocks each fetches its part of the next panel.
+    const int64_t lines_at_once = (2 * kTileRows + count - 1) / count;
+    const uint32_t *next = weights + (panel_steps + block * (panel_steps / count)) * kPanel;
+    words += block * kMostRows * words_of_row;
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (kBoth) {
@@ -164,12 +194,17 @@ struct TileBlocks {
     }
     int64_t step = 0;
     for (; step + kTileRows <= panel_steps; step += kTileRows, weights += kTileRows * kPanel) {
-      for (int64_t line = 0; block == 0 && line < kTileRows * kPanel; line += kTileWords) {  // later blocks: in caches
-        __builtin_prefetch(weights + kAhead * kPanel + line);
-        __builtin_prefetch(weights + kFarAhead * kPanel + line, 0, 2);
+      if (count == 1) {
+        for (int64_t line = 0; line < kTileRows * kPanel; line += kTileWords) {
+          __builtin_prefetch(weights + kAhead * kPanel + line);
+          __builtin_prefetch(weights + kFarAhead * kPanel + line, 0, 2);
+        }
+      } else {
+        for (int64_t line = 0; line < lines_at_once; ++line, next += kTileWords) __builtin_prefetch(next, 0, 2);
       }
       add<kBoth>(words, weights);
       words += width * kTileWords;
+      put(outputs, before, rows_at_once);
     }
     if (step < panel_steps) {  // what follows in memory need not be numbers
       alignas(64) uint32_t last[kTileRows * kPanel] = {};
@@ -197,6 +232,12 @@ struct TileBlocks {
     }
   }
 };
+
+// Found before the one of linear.h by the type of its argument.
+template <typename Call>
+void compute_panel(TileBlocks<Call> &blocks, const uint32_t *words, int64_t panel) {
+  blocks.compute(words, 0, blocks.count, panel);
+}
 
 inline void linear(const TileCall &call) { linear<TileCall, TileBlocks<TileCall>>(call); }
 
