@@ -57,7 +57,7 @@ struct Scratch {
 
   explicit Scratch(int64_t head_dim)
       : queries(kRows * head_dim), weights(kRows * kTile), accumulated(kRows * head_dim), scores(kRows * kTile),
-        top(kRows), total(kRows) {}
+        top(kRows + kLanes), total(kRows + kLanes) {}  // sixteen rows are loaded at a time
 };
 
 template <typename T, typename E = T>
@@ -147,34 +147,55 @@ class AttentionItem {
     first = shape_.window ? static_cast<int>(std::max<int64_t>(0, here - shape_.window + 1 - tile)) : 0;
   }
 
-  // Turns a row's scores into softmax weights, zero for invisible slots, and rescales the accumulated output to the new
-  // maximum. Scores of slots that were never written may have any value. Calls `put` with each sixteen slots' first one
-  // and weights, and returns the number of slots; if none is visible, returns 0 without calls.
+  // Prepares the scores of up to sixteen rows for `weigh`: those of invisible slots become -infinity, and the accumulated
+  // outputs and totals are rescaled to the rows' new maxima. Scores of slots that were never written may have any value.
+  void find_tops(int64_t first_row, int count, int64_t tile, int slots) {
+    float *top = &scratch_.top[first_row], *total = &scratch_.total[first_row];
+    alignas(64) float tops[kLanes], shrinks[kLanes];
+    std::fill_n(tops, kLanes, -std::numeric_limits<float>::infinity());
+    bool grown = false;
+    for (int i = 0; i < count; ++i) {
+      float *scores = &scratch_.scores[(first_row + i) * kTile];
+      const int end = (slots + kLanes - 1) / kLanes * kLanes;
+      int first, last;
+      visible(first_row + i, tile, slots, first, last);
+      if (last <= first) continue;
+      std::fill(scores, scores + first, -std::numeric_limits<float>::infinity());
+      std::fill(scores + last, scores + end, -std::numeric_limits<float>::infinity());
+      Floats of_row = load(scores);
+      for (int place = kLanes; place < end; place += kLanes) of_row = larger(of_row, load(scores + place));
+      tops[i] = largest(of_row) * shape_.scale;
+      grown = grown || tops[i] > top[i];
+    }
+    if (!grown) return;
+    const Floats before = load(top), now = larger(before, load(tops));
+    const Floats shrink = choose(before == now, splat(1.0f), exponential(before - now));
+    store(top, now);
+    store(total, load(total) * shrink);
+    store(shrinks, shrink);
+    for (int i = 0; i < count; ++i) {
+      if (shrinks[i] == 1.0f) continue;
+      float *accumulated = &scratch_.accumulated[(first_row + i) * dim_];
+      for (int64_t d = 0; d < dim_; d += kLanes) store(accumulated + d, load(accumulated + d) * shrinks[i]);
+    }
+  }
+
+  // Turns a row's scores into softmax weights, zero for invisible slots, and adds them to its total. Calls `put` with each
+  // sixteen slots' first one and weights, and returns the number of slots; if none is visible, returns 0 without calls.
   template <typename Put>
   int weigh(int64_t row, int64_t tile, int slots, Put put) {
-    float *scores = &scratch_.scores[row * kTile];
-    const int end = (slots + kLanes - 1) / kLanes * kLanes;
+    const float *scores = &scratch_.scores[row * kTile];
     int first, last;
     visible(row, tile, slots, first, last);
     if (last <= first) return 0;
-    std::fill(scores, scores + first, -std::numeric_limits<float>::infinity());
-    std::fill(scores + last, scores + end, -std::numeric_limits<float>::infinity());
-    Floats tops = load(scores);
-    for (int place = kLanes; place < end; place += kLanes) tops = larger(tops, load(scores + place));
-    const float before = scratch_.top[row], top = std::max(before, largest(tops) * shape_.scale);
     Floats sums{};
+    const int end = (slots + kLanes - 1) / kLanes * kLanes;
     for (int place = 0; place < end; place += kLanes) {
-      const Floats weight = exponential(load(scores + place) * shape_.scale - top);
+      const Floats weight = exponential(load(scores + place) * shape_.scale - scratch_.top[row]);
       sums += weight;
       put(place, weight);
     }
-    const float shrink = before == top ? 1.0f : std::exp(before - top);
-    scratch_.total[row] = scratch_.total[row] * shrink + sum(sums);
-    scratch_.top[row] = top;
-    if (shrink != 1.0f) {
-      float *accumulated = &scratch_.accumulated[row * dim_];
-      for (int64_t d = 0; d < dim_; d += kLanes) store(accumulated + d, load(accumulated + d) * shrink);
-    }
+    scratch_.total[row] += sum(sums);
     return end;
   }
 
@@ -215,6 +236,7 @@ class AttentionItem {
       }
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
+      find_tops(row, 1, tile, slots);
       weigh(row, tile, slots);
       for (int64_t place = tile + kTile; place < std::min<int64_t>(position(row) + 1, tile + 2 * kTile); place += kBlock) {
         const Stored *keys = block(call_.key_pool, kv_head(row), place);
@@ -256,6 +278,7 @@ class AttentionItem {
         }
       }
     }
+    find_tops(first_row, count, tile, slots);
     for (int row = 0; row < count; ++row) weigh(first_row + row, tile, slots);
     add_values<kGroup>(first_row, count, tile, slots);
   }

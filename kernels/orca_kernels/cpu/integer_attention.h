@@ -136,6 +136,7 @@ class IntegerAttentionItem : public AttentionItem<BFloat16, int8_t> {
     for (int place = 0; place < slots; place += kBlocks * kBlock) {
       score<kCount, kBlocks>(words, first_row, count, tile, place, slots);
     }
+    find_tops(first_row, count, tile, slots);
     for (int row = 0; row < count; ++row) weigh_numbers(first_row + row, tile, slots);
     if constexpr (kCount == 1) prefetch_keys(first_row, tile + kTile);
     int64_t d = 0;

@@ -43,40 +43,66 @@ class TileAttentionItem : public AttentionItem<BFloat16> {
  private:
   static constexpr int kBlocks = kTile / kBlock;  // of a tile of slots
 
+  // Up to 16 rows of one key/value head, and the slots of a tile that they attend to.
+  struct Rows {
+    int64_t first;
+    int count, slots;
+  };
+
   void add_tile(int64_t tile, int slots) override {
+    Rows groups[kRows];
+    int count = 0;
     for (int64_t first = 0; first < num_rows_; first += item_.num_rows) {  // a key/value head at a time
       for (int64_t row = first; row < first + item_.num_rows; row += kTileRows) {
-        add_rows(row, std::min<int64_t>(kTileRows, first + item_.num_rows - row), tile, slots);
+        const int height = static_cast<int>(std::min<int64_t>(kTileRows, first + item_.num_rows - row));
+        const int seen = static_cast<int>(std::min<int64_t>(slots, position(row + height - 1) + 1 - tile));
+        if (seen <= 0 || (shape_.window && position(row) - shape_.window >= tile + seen - 1)) continue;
+        groups[count++] = {row, height, seen};
       }
+    }
+    const int together = item_.num_rows <= kDirect ? 1 : count;  // increments are limited by memory
+    for (int i = 0; i < count; i += together) add_groups(groups + i, together, tile);
+  }
+
+  // Computes the scores of all groups, then all weights, then the values: tiles cannot be loaded without a delay from
+  // memory that has just been written.
+  void add_groups(const Rows *groups, int count, int64_t tile) {
+    for (int i = 0; i < count; ++i) score(groups[i], tile);
+    for (int i = 0; i < count; ++i) {
+      find_tops(groups[i].first, groups[i].count, tile, groups[i].slots);
+      for (int row = 0; row < groups[i].count; ++row) weigh(groups[i].first + row, tile, groups[i].slots);
+    }
+    for (int i = 0; i < count; ++i) add_values(groups[i], tile);
+  }
+
+  // The blocks of a pool with the slots of a tile. In place of blocks without such a slot there is the first one.
+  void find_blocks(const BFloat16 *pool, const Rows &rows, int64_t tile, const uint32_t *(&blocks)[kBlocks]) const {
+    for (int part = 0; part < kBlocks; ++part) {
+      const int place = part * kBlock < rows.slots ? part * kBlock : 0;
+      blocks[part] = block(pool, kv_head(rows.first), tile + place);
     }
   }
 
-  void add_rows(int64_t first_row, int64_t count, int64_t tile, int slots) {
-    slots = static_cast<int>(std::min<int64_t>(slots, position(first_row + count - 1) + 1 - tile));
-    if (slots <= 0) return;
-    if (shape_.window && position(first_row) - shape_.window >= tile + slots - 1) return;
-    const uint32_t *keys[kBlocks], *values[kBlocks];
-    for (int part = 0; part < kBlocks; ++part) {
-      const int place = part * kBlock < slots ? part * kBlock : 0;
-      keys[part] = block(call_.key_pool, kv_head(first_row), tile + place);
-      values[part] = block(call_.value_pool, kv_head(first_row), tile + place);
-    }
-    if (item_.num_rows <= kDirect) prefetch(first_row, tile, values);
-    tiles_.configure(&kAttentionShapes.of[count]);
-    score(first_row, keys);
-    for (int64_t row = 0; row < count; ++row) weigh(first_row + row, tile, slots);
-    if (slots % kBlock) replace_unwritten(values[slots / kBlock], slots % kBlock);
-    const uint32_t *weights = &scratch_.weights[first_row * kTile / kWidth];
-    float *to = &scratch_.accumulated[first_row * dim_];
+  void add_values(const Rows &rows, int64_t tile) {
+    const uint32_t *values[kBlocks];
+    find_blocks(call_.value_pool, rows, tile, values);
+    tiles_.configure(&kAttentionShapes.of[rows.count]);
+    if (rows.slots % kBlock) replace_unwritten(values[rows.slots / kBlock], rows.slots % kBlock);
+    const uint32_t *weights = &scratch_.weights[rows.first * kTile / kWidth];
+    float *to = &scratch_.accumulated[rows.first * dim_];
     finish_writes(weights);
     int64_t d = 0;
-    for (; d + 4 * kLanes <= dim_; d += 4 * kLanes) add_columns<4>(to + d, weights, values, d, slots);
-    for (; d < dim_; d += kLanes) add_columns<1>(to + d, weights, values, d, slots);
+    for (; d + 4 * kLanes <= dim_; d += 4 * kLanes) add_columns<4>(to + d, weights, values, d, rows.slots);
+    for (; d < dim_; d += kLanes) add_columns<1>(to + d, weights, values, d, rows.slots);
   }
 
   // Computes the scores of a tile's slots. Those of slots that were never written may have any value.
-  void score(int64_t first_row, const uint32_t *const (&keys)[kBlocks]) {
-    const uint32_t *query = &scratch_.queries[first_row * steps_];
+  void score(const Rows &rows, int64_t tile) {
+    const uint32_t *keys[kBlocks];
+    find_blocks(call_.key_pool, rows, tile, keys);
+    if (item_.num_rows <= kDirect) prefetch(rows, tile);
+    tiles_.configure(&kAttentionShapes.of[rows.count]);
+    const uint32_t *query = &scratch_.queries[rows.first * steps_];
     finish_writes(query);
     _tile_zero(0);
     _tile_zero(1);
@@ -93,7 +119,7 @@ class TileAttentionItem : public AttentionItem<BFloat16> {
       _tile_loadd(6, keys[3] + step * kBlock, kTileBytes);
       _tile_dpbf16ps(3, 4, 6);
     }
-    float *scores = &scratch_.scores[first_row * kTile];
+    float *scores = &scratch_.scores[rows.first * kTile];
     _tile_stored(0, scores, kTile * 4);
     _tile_stored(1, scores + kBlock, kTile * 4);
     _tile_stored(2, scores + 2 * kBlock, kTile * 4);
@@ -143,7 +169,10 @@ class TileAttentionItem : public AttentionItem<BFloat16> {
   }
 
   // Increment phase: prefetches the values of a tile and the keys of the next one.
-  void prefetch(int64_t row, int64_t tile, const uint32_t *const (&values)[kBlocks]) {
+  void prefetch(const Rows &rows, int64_t tile) {
+    const int64_t row = rows.first;
+    const uint32_t *values[kBlocks];
+    find_blocks(call_.value_pool, rows, tile, values);
     for (int64_t step = 0; step < steps_; ++step) {
       for (const uint32_t *block : values) __builtin_prefetch(block + step * kBlock, 0, 2);
     }

@@ -122,8 +122,14 @@ inline Floats nearest(Floats x) {
 // e^x to about two units in the last place, by 2^n times a polynomial (Cephes' coefficients); 0 below -87.
 inline Floats exponential(Floats x) {
   const Floats low = splat(-87.3f), high = splat(88.3f);
+#if defined(__AVX512F__)
+  const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLT_UQ);
+  const Floats clipped = (Floats)_mm512_min_ps((__m512)high, (__m512)x);  // NaN stays NaN
+  const Floats whole = (Floats)_mm512_roundscale_ps((__m512)(clipped * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT);
+#else
   const Floats clipped = choose(x < low, low, choose(x > high, high, x));
   const Floats whole = nearest(clipped * 1.44269504088896341f);
+#endif
   const Floats rest = clipped - whole * 0.693359375f - whole * -2.12194440e-4f;
   Floats series = splat(1.9875691500e-4f);
   series = series * rest + 1.3981999507e-3f;
@@ -132,9 +138,13 @@ inline Floats exponential(Floats x) {
   series = series * rest + 1.6666665459e-1f;
   series = series * rest + 5.0000001201e-1f;
   series = series * rest * rest + rest + 1.0f;
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_scalef_ps(counts, (__m512)series, (__m512)whole);
+#else
   const Ints power = (whole_numbers(whole) + 127) << 23;
   const Floats result = series * reinterpreted<Floats>(power);
   return choose(x < low, Floats{}, result);
+#endif
 }
 
 // Multiplication of a word of four bytes, a float or a pair of bfloat16, with sixteen stored words. Stored integers of
