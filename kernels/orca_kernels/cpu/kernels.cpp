@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "dot_products.h"
 #include "grouped_integer_linear.h"
+#include "grouped_tile_linear.h"
 #include "integer_attention.h"
 #include "integer_linear.h"
 #include "likeliest.h"
@@ -173,21 +174,27 @@ ORCA_DEFINE_QUANTIZED(int4, Int4)
 #endif
 
 // Weights of four bits and rows of eight bits, for rows of either type. The panels are those of orca_pack_int4.
-#define ORCA_DEFINE_GROUPED(name, T, Products)                                                                        \
+#define ORCA_DEFINE_GROUPED(name, T, ...)                                                                             \
   ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const float *scales, const float *zeros,    \
                                       const T *bias, const T *residual, T *y, T *activated, int64_t rows,             \
                                       int64_t inputs, int64_t outputs, int64_t group) {                               \
-    orca::linear<orca::GroupedIntegerCall<T>, orca::GroupedIntegerBlocks<T, orca::Products>>(                         \
-        {{x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                    \
+    __VA_ARGS__(orca::GroupedIntegerCall<T>{                                                                          \
+        {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                     \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##name)
+#define ORCA_GROUPED(T, Products) \
+  orca::linear<orca::GroupedIntegerCall<T>, orca::GroupedIntegerBlocks<T, orca::Products>>
 
 #if defined(ORCA_MULTIPLY_ADD)
-#define ORCA_DEFINE_NIBBLES(name, T) ORCA_DEFINE_GROUPED(w4a8_##name, T, NibbleProducts)
+#define ORCA_DEFINE_NIBBLES(name, T) ORCA_DEFINE_GROUPED(w4a8_##name, T, ORCA_GROUPED(T, NibbleProducts))
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLES)
 #if defined(ORCA_VNNI)
-#define ORCA_DEFINE_NIBBLE_BYTES(name, T) ORCA_DEFINE_GROUPED(w4a8_vnni_##name, T, NibbleByteProducts)
+#define ORCA_DEFINE_NIBBLE_BYTES(name, T) ORCA_DEFINE_GROUPED(w4a8_vnni_##name, T, ORCA_GROUPED(T, NibbleByteProducts))
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLE_BYTES)
+#endif
+#if defined(__AMX_INT8__)
+#define ORCA_DEFINE_NIBBLE_TILES(name, T) ORCA_DEFINE_GROUPED(w4a8_tiles_##name, T, orca::tile_linear)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLE_TILES)
 #endif
 #endif
 
