@@ -1,7 +1,7 @@
-// y = x W^T + b on AMX tiles, for weights whose groups of inputs have scales: those of w4a8. The first block of rows
-// unpacks the numbers of a panel, less their zero points, into words that tiles multiply; the other blocks read these. A
-// group begins with a tile, and zeros fill its last one. An element of y is the chain of the groups' sums times their
-// scales, in the order of the groups, independent of the other rows.
+// y = x W^T + b on AMX tiles, for weights whose groups of inputs have scales: w4a8 here, weights alone in
+// quantized_tile_linear.h. The first block of rows unpacks the numbers of a panel, less their zero points, into words
+// that tiles multiply; the other blocks read these. A group begins with a tile, and zeros fill its last one. An element
+// of y is the chain of the groups' sums times their scales, in the order of the groups, independent of the other rows.
 #pragma once
 
 #include "grouped_integer_linear.h"
@@ -11,7 +11,7 @@
 
 namespace orca {
 
-constexpr int64_t kPieceSteps = 4;                              // tiles of a row that are unpacked for at a time
+constexpr int64_t kPieceSteps = 2;                              // tiles of a row that are unpacked for at a time
 constexpr int64_t kUnpackedWords = 2 * kTileRows * kTileWords;  // two tiles of weights: both halves of a panel
 
 // Where the word number `row` of the outputs of `part` is unpacked to: each tile is contiguous.
@@ -54,8 +54,10 @@ struct GroupedIntegerTiles : GroupedIntegerCall<T> {
     std::memcpy(factor, &scale, sizeof(scale));
   }
 
-  // What is after the inputs in their last tile may be any numbers: a row has zeros there.
-  static void unpack(const uint32_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &ahead) {
+  // What is after the inputs in their last tile may be any numbers: a row has zeros there. `shared` is copied, so that
+  // it need not be in memory in the loop.
+  static void unpack(const uint32_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &shared) {
+    Ahead ahead = shared;
     __m512i less[kVectors];
     for (int part = 0; part < kVectors; ++part) {
       const Ints zero = zeros ? whole_numbers(load(zeros + part * kLanes)) : Ints{};
@@ -69,6 +71,7 @@ struct GroupedIntegerTiles : GroupedIntegerCall<T> {
         store_as(unpacked_word(to, row + 1, part), _mm512_sub_epi8((__m512i)(both >> 4 & 0x0f0f0f0f), less[part]));
       }
     }
+    shared = ahead;
   }
 
   static ORCA_INLINE Floats scaled(const int32_t *sums, const uint32_t *factor) {

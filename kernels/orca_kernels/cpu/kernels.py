@@ -148,7 +148,8 @@ class CpuKernels(ReferenceKernels):
         for quantization in weight_only:
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"
             self._functions[pack] = self.calls.function(pack, PACK)
-            self._functions[linear] = self.calls.function(f"{linear}_{suffix}", QUANTIZED_LINEAR)
+            kind = "_tiles" if product_kind == "tiles_" else ""
+            self._functions[linear] = self.calls.function(f"{linear}{kind}_{suffix}", QUANTIZED_LINEAR)
         vnni = "_vnni" if library.vnni else ""
         if weight_only:
             self._functions["pack_w4a8"] = self._functions["pack_int4"]
