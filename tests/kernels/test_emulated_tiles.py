@@ -41,6 +41,17 @@ FUNCTION multiply_bytes(const void *x, const void *weights, void *y, int times) 
   _tile_release();
 }
 
+FUNCTION multiply_signed_bytes(const void *x, const void *weights, void *y, int times) {
+  const Shapes shapes;
+  _tile_loadconfig(&shapes);
+  _tile_loadd(0, y, 16);
+  _tile_loadd(1, x, 8);
+  _tile_loadd(2, weights, 16);
+  for (int i = 0; i < times; ++i) _tile_dpbssd(0, 1, 2);
+  _tile_stored(0, y, 16);
+  _tile_release();
+}
+
 FUNCTION fault(int kind) {
   Shapes shapes;
   if (kind == 0) shapes.rows[3] = 17, shapes.row_bytes[3] = 4;
@@ -56,6 +67,7 @@ FUNCTION fault(int kind) {
   if (kind == 10) _tile_zero(3);
   if (kind == 11) _tile_dpbf16ps(0, 1, 1);
   if (kind == 12) _tile_dpbsud(0, 1, 1);
+  if (kind == 13) _tile_dpbssd(0, 1, 1);
   _tile_dpbf16ps(0, 1, 2);
 }
 """
@@ -74,6 +86,7 @@ FAULTS = (
     "TILEZERO: a tile without a shape",
     "TDPBF16PS: a tile is more than one operand",
     "TDPBSUD: a tile is more than one operand",
+    "TDPBSSD: a tile is more than one operand",
 )
 pytestmark = pytest.mark.skipif(not processor_flags() >= AVX2, reason="needs fused multiplication and addition")
 
@@ -120,14 +133,19 @@ def test_the_sum_of_even_and_of_odd_products_is_added(library):
         assert (product(torch.full((3, 4), left), torch.full((2, 8), right)) == 0).all()
 
 
-def test_signed_bytes_are_multiplied_by_unsigned_ones(library):
+@pytest.mark.parametrize(
+    ("function", "dtype"), [("multiply_bytes", torch.uint8), ("multiply_signed_bytes", torch.int8)], ids=str
+)
+def test_signed_bytes_are_multiplied_by_unsigned_or_signed_ones(library, function, dtype):
     """Three rows of two words, and two rows of three words with a stride of four; sums wrap at 32 bits."""
     import ctypes
 
     x = torch.randint(-128, 128, (3, 8), dtype=torch.int8)
-    weights = torch.randint(0, 256, (2, 16), dtype=torch.uint8)
+    bounds = torch.iinfo(dtype)
+    weights = torch.randint(bounds.min, bounds.max + 1, (2, 16), dtype=dtype)
     y = torch.full((3, 4), 2**31 - 1, dtype=torch.int32)
-    ctypes.CDLL(str(library)).multiply_bytes(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, weights, y)), 3)
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, weights, y))
+    getattr(ctypes.CDLL(str(library)), function)(*pointers, 3)
     words = weights.long().reshape(2, 4, 4)[:, :3]  # [word, column, byte]
     sums = 2**31 - 1 + 3 * torch.einsum("rwb,wcb->rc", x.long().reshape(3, 2, 4), words)
     assert torch.equal(y[:, :3], sums.to(torch.int32))

@@ -13,17 +13,25 @@ from orca_kernels.interface import whole_group
 from orca_kernels.kv_quantization import quantize_rows
 from orca_kernels.quantization import GROUP, W4A8, QuantizedWeight, quantize
 from orca_kernels.reference import ReferenceIntegerLinear, ReferenceKernels
-from support.cpu_targets import cpu_target_params
-from support.integer_products import AVX_VNNI, NEEDS_AVX2, PAIRS, on_avx2, with_own_instructions
+from support.integer_products import (
+    AVX_VNNI,
+    NEEDS_AVX2,
+    PAIRS,
+    emulated_tiles,
+    on_avx2,
+    own_targets,
+    with_own_instructions,
+)
 from support.linear_maps import assert_one_product_gives_both
 
 LIBRARIES = [
     pytest.param(None, PAIRS, id=PAIRS, marks=NEEDS_AVX2),
-    *with_own_instructions([param for param in cpu_target_params() if param.values[0].level != "x86-64"]),
+    *emulated_tiles(),
+    *with_own_instructions([param for param in own_targets() if param.values[0].level != "x86-64"]),
     *(on_avx2(instructions, f"AVX2, {instructions}") for instructions in (PAIRS, AVX_VNNI)),
 ]
 """Targets, and other instructions than a target's own."""
-ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 25, 50)
+ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 16, 17, 25, 32, 33, 50, 70)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
@@ -139,10 +147,10 @@ def test_bias_activation_residual_and_order(kernels, dtype):
 def test_a_row_is_the_same_beside_any_others(kernels, dtype):
     """Bit for bit, with bias, activation and residual, also in chunks of rows that fit into the cache."""
     linear = kernels.quantized_linear(quantize(torch.randn(70, 200), W4A8), torch.randn(70).to(dtype), dtype)
-    x, residual = torch.randn(40, 200).to(dtype), torch.randn(40, 70).to(dtype)
+    x, residual = torch.randn(60, 200).to(dtype), torch.randn(60, 70).to(dtype)
     whole = [linear(x), linear.gelu_tanh(x), linear.add(x, residual.clone())]
-    for num_rows in range(1, 40):
-        for some in (slice(0, num_rows), slice(num_rows, 40)):
+    for num_rows in range(1, 60):
+        for some in (slice(0, num_rows), slice(num_rows, 60)):
             found = [linear(x[some]), linear.gelu_tanh(x[some]), linear.add(x[some], residual[some].clone())]
             assert all(torch.equal(one, all_rows[some]) for one, all_rows in zip(found, whole, strict=True))
     wide, x = kernels.quantized_linear(quantize(torch.randn(3, 20_000), W4A8), None, dtype), torch.randn(90, 20_000)

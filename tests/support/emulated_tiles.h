@@ -1,5 +1,5 @@
 // Emulates AMX tiles for a processor without them (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2:
-// LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD and others). The compiler's option `-include` puts this file before the product's
+// LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD, TDPBSSD and others). The compiler's option `-include` puts this file before the product's
 // source, where it replaces the intrinsics. What a processor would refuse (#UD, #GP) ends the process with a message.
 #pragma once
 
@@ -147,15 +147,17 @@ inline void multiply(int to, int left, int right) {
   for (int row = c.rows; row < kMostRows; ++row) std::memset(c.bytes[row], 0, kMostBytes);
 }
 
-// Signed bytes of the left operand times unsigned ones of the right operand; sums wrap.
-inline void multiply_bytes(int to, int left, int right) {
-  auto [c, a, b] = operands("TDPBSUD", to, left, right);
+// Signed bytes of the left operand times unsigned or signed ones (`Right`) of the right operand; sums wrap.
+template <typename Right>
+inline void multiply_bytes(const char *name, int to, int left, int right) {
+  auto [c, a, b] = operands(name, to, left, right);
   for (int row = 0; row < c.rows; ++row) {
     for (int column = 0; column < c.row_bytes / 4; ++column) {
       uint32_t sum;
       std::memcpy(&sum, c.bytes[row] + 4 * column, sizeof(sum));
       for (int place = 0; place < a.row_bytes; ++place) {
-        const int first = static_cast<int8_t>(a.bytes[row][place]), second = b.bytes[place / 4][4 * column + place % 4];
+        const int first = static_cast<int8_t>(a.bytes[row][place]);
+        const int second = static_cast<Right>(b.bytes[place / 4][4 * column + place % 4]);
         sum += static_cast<uint32_t>(first * second);
       }
       std::memcpy(c.bytes[row] + 4 * column, &sum, sizeof(sum));
@@ -171,10 +173,12 @@ inline void multiply_bytes(int to, int left, int right) {
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
+#undef _tile_dpbssd
 #define _tile_loadconfig(memory) emulated_tiles::load_configuration(memory)
 #define _tile_release() emulated_tiles::release()
 #define _tile_zero(tile) emulated_tiles::zero(tile)
 #define _tile_loadd(tile, from, stride) emulated_tiles::load(tile, from, stride)
 #define _tile_stored(tile, to, stride) emulated_tiles::store(tile, to, stride)
 #define _tile_dpbf16ps(to, left, right) emulated_tiles::multiply(to, left, right)
-#define _tile_dpbsud(to, left, right) emulated_tiles::multiply_bytes(to, left, right)
+#define _tile_dpbsud(to, left, right) emulated_tiles::multiply_bytes<uint8_t>("TDPBSUD", to, left, right)
+#define _tile_dpbssd(to, left, right) emulated_tiles::multiply_bytes<int8_t>("TDPBSSD", to, left, right)

@@ -32,14 +32,23 @@ def with_own_instructions(params: list[object]) -> list[object]:
     ]
 
 
+def emulated_tiles() -> list[object]:
+    """Return parameters (target, "") of the target of AMX with emulated tiles, if this processor needs them."""
+    targets = (target for target in arrangements(processor_flags()) if EMULATED in target.name)
+    return [pytest.param(target, "", id=target.name) for target in targets]
+
+
+def own_targets() -> list[object]:
+    """Return parameters (target,) of all targets but emulated ones."""
+    return [param for param in cpu_target_params() if EMULATED not in param.id]  # type: ignore[attr-defined]
+
+
 def every_arrangement() -> list[object]:
     """Return parameters (target, instructions): all targets with their own instructions, and those with others."""
-    flags = processor_flags()
-    emulated = [target for target in arrangements(flags) if EMULATED in target.name]
     return [
-        *(pytest.param(target, "", id=target.name) for target in emulated),
+        *emulated_tiles(),
         pytest.param(None, PAIRS, id=PAIRS),
-        *with_own_instructions([param for param in cpu_target_params(flags) if EMULATED not in param.id]),  # type: ignore[attr-defined]
+        *with_own_instructions(own_targets()),
         on_avx2(AVX_VNNI, AVX_VNNI),
     ]
 

@@ -3,12 +3,14 @@
 #include "attention.h"
 #include "dot_products.h"
 #include "grouped_integer_linear.h"
+#include "grouped_tile_linear.h"
 #include "integer_attention.h"
 #include "integer_linear.h"
 #include "likeliest.h"
 #include "linear.h"
 #include "low_rank.h"
 #include "quantized_linear.h"
+#include "quantized_tile_linear.h"
 #include "replay.h"
 #include "rows.h"
 #include "tile_attention.h"
@@ -149,14 +151,14 @@ ORCA_EXPORT void orca_pack_groups(const float *from, float *to, int64_t outputs,
 ORCA_DEFINE_RUN(pack_groups)
 
 // Quantised weights, with activations of either type.
-#define ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, name, T)                                                         \
-  ORCA_EXPORT void orca_linear_##format##_##name(                                                                     \
+#define ORCA_DEFINE_QUANTIZED_LINEAR(name, Format, T, product)                                                        \
+  ORCA_EXPORT void orca_linear_##name(                                                                                \
       const T *x, const orca::Format::Word *panels, const float *scales, const float *zeros, const T *bias,           \
       const T *residual, T *y, T *activated, int64_t rows, int64_t inputs, int64_t outputs, int64_t group) {          \
-    orca::linear(orca::QuantizedCall<T, orca::Format>{                                                                \
+    product(orca::QuantizedCall<T, orca::Format>{                                                                     \
         {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                     \
   }                                                                                                                   \
-  ORCA_DEFINE_RUN(linear_##format##_##name)
+  ORCA_DEFINE_RUN(linear_##name)
 
 #define ORCA_DEFINE_QUANTIZED(format, Format)                                                                         \
   ORCA_EXPORT void orca_pack_##format(const int8_t *weight, orca::Format::Word *panels, int64_t inputs,               \
@@ -164,30 +166,40 @@ ORCA_DEFINE_RUN(pack_groups)
     orca::pack_quantized<orca::Format>(weight, panels, inputs, outputs);                                              \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(pack_##format)                                                                                      \
-  ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, float32, float)                                                        \
-  ORCA_DEFINE_QUANTIZED_LINEAR(format, Format, bfloat16, orca::BFloat16)
+  ORCA_DEFINE_QUANTIZED_LINEAR(format##_float32, Format, float, orca::linear)                                         \
+  ORCA_DEFINE_QUANTIZED_LINEAR(format##_bfloat16, Format, orca::BFloat16, orca::linear)
 
 #if defined(ORCA_MULTIPLY_ADD)
 ORCA_DEFINE_QUANTIZED(int8, Int8)
 ORCA_DEFINE_QUANTIZED(int4, Int4)
 #endif
+#if defined(__AMX_BF16__)
+ORCA_DEFINE_QUANTIZED_LINEAR(int8_tiles_bfloat16, Int8, orca::BFloat16, orca::tile_linear)
+ORCA_DEFINE_QUANTIZED_LINEAR(int4_tiles_bfloat16, Int4, orca::BFloat16, orca::tile_linear)
+#endif
 
 // Weights of four bits and rows of eight bits, for rows of either type. The panels are those of orca_pack_int4.
-#define ORCA_DEFINE_GROUPED(name, T, Products)                                                                        \
+#define ORCA_DEFINE_GROUPED(name, T, ...)                                                                             \
   ORCA_EXPORT void orca_linear_##name(const T *x, const uint32_t *panels, const float *scales, const float *zeros,    \
                                       const T *bias, const T *residual, T *y, T *activated, int64_t rows,             \
                                       int64_t inputs, int64_t outputs, int64_t group) {                               \
-    orca::linear<orca::GroupedIntegerCall<T>, orca::GroupedIntegerBlocks<T, orca::Products>>(                         \
-        {{x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                    \
+    __VA_ARGS__(orca::GroupedIntegerCall<T>{                                                                          \
+        {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales, zeros, group});                     \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##name)
+#define ORCA_GROUPED(T, Products) \
+  orca::linear<orca::GroupedIntegerCall<T>, orca::GroupedIntegerBlocks<T, orca::Products>>
 
 #if defined(ORCA_MULTIPLY_ADD)
-#define ORCA_DEFINE_NIBBLES(name, T) ORCA_DEFINE_GROUPED(w4a8_##name, T, NibbleProducts)
+#define ORCA_DEFINE_NIBBLES(name, T) ORCA_DEFINE_GROUPED(w4a8_##name, T, ORCA_GROUPED(T, NibbleProducts))
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLES)
 #if defined(ORCA_VNNI)
-#define ORCA_DEFINE_NIBBLE_BYTES(name, T) ORCA_DEFINE_GROUPED(w4a8_vnni_##name, T, NibbleByteProducts)
+#define ORCA_DEFINE_NIBBLE_BYTES(name, T) ORCA_DEFINE_GROUPED(w4a8_vnni_##name, T, ORCA_GROUPED(T, NibbleByteProducts))
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLE_BYTES)
+#endif
+#if defined(__AMX_INT8__)
+#define ORCA_DEFINE_NIBBLE_TILES(name, T) ORCA_DEFINE_GROUPED(w4a8_tiles_##name, T, orca::tile_linear)
+ORCA_FOR_EACH_TYPE(ORCA_DEFINE_NIBBLE_TILES)
 #endif
 #endif
 

@@ -148,11 +148,13 @@ class CpuKernels(ReferenceKernels):
         for quantization in weight_only:
             pack, linear = f"pack_{quantization}", f"linear_{quantization}"
             self._functions[pack] = self.calls.function(pack, PACK)
-            self._functions[linear] = self.calls.function(f"{linear}_{suffix}", QUANTIZED_LINEAR)
+            kind = "_tiles" if product_kind == "tiles_" else ""
+            self._functions[linear] = self.calls.function(f"{linear}{kind}_{suffix}", QUANTIZED_LINEAR)
         vnni = "_vnni" if library.vnni else ""
         if weight_only:
             self._functions["pack_w4a8"] = self._functions["pack_int4"]
-            self._functions["linear_w4a8"] = self.calls.function(f"linear_w4a8{vnni}_{suffix}", QUANTIZED_LINEAR)
+            kind = "_tiles" if library.tiles and library.vnni else vnni  # few rows are multiplied by VNNI
+            self._functions["linear_w4a8"] = self.calls.function(f"linear_w4a8{kind}_{suffix}", QUANTIZED_LINEAR)
         if vnni and hasattr(library, f"orca_attention_int8_vnni_{suffix}"):
             attend = self.calls.function(f"attention_int8_vnni_{suffix}", SIGNATURES["attention_int8"])
             self._functions["attention_int8_vnni"] = attend

@@ -1,7 +1,8 @@
 // AMX tiles: registers of up to 16 rows of 64 bytes, in shapes that each thread configures. TDPBF16PS adds to each float of
 // a tile the products of a row of pairs of bfloat16 and a column of pairs, in an order that depends on nothing else.
-// TDPBSUD adds to each integer the products of a row of signed bytes and a column of unsigned ones, four in a word.
-// (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, LDTILECFG, TDPBF16PS and TDPBSUD)
+// TDPBSUD adds to each integer the products of a row of signed bytes and a column of unsigned ones, four in a word;
+// TDPBSSD those of a column of signed ones.
+// (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, LDTILECFG, TDPBF16PS, TDPBSUD and TDPBSSD)
 #pragma once
 
 #if defined(__AMX_BF16__)
