@@ -169,7 +169,7 @@ class AttentionItem {
     }
     if (!grown) return;
     const Floats before = load(top), now = larger(before, load(tops));
-    const Floats shrink = choose(before == now, splat(1.0f), exponential(before - now));
+    const Floats shrink = choose(before != now, exponential(before - now), splat(1.0f));
     store(top, now);
     store(total, load(total) * shrink);
     store(shrinks, shrink);
