@@ -173,7 +173,7 @@ ORCA_DEFINE_RUN(pack_groups)
 ORCA_DEFINE_QUANTIZED(int8, Int8)
 ORCA_DEFINE_QUANTIZED(int4, Int4)
 #endif
-#if defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 ORCA_DEFINE_QUANTIZED_LINEAR(int8_tiles_bfloat16, Int8, orca::BFloat16, orca::tile_linear)
 ORCA_DEFINE_QUANTIZED_LINEAR(int4_tiles_bfloat16, Int4, orca::BFloat16, orca::tile_linear)
 #endif
