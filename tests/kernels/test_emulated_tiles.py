@@ -30,26 +30,24 @@ FUNCTION multiply(const void *x, const void *weights, void *y, int times) {
   _tile_release();
 }
 
-FUNCTION multiply_bytes(const void *x, const void *weights, void *y, int times) {
+template <typename Product>
+void add_products(const void *x, const void *weights, void *y, int times, Product product) {
   const Shapes shapes;
   _tile_loadconfig(&shapes);
   _tile_loadd(0, y, 16);
   _tile_loadd(1, x, 8);
   _tile_loadd(2, weights, 16);
-  for (int i = 0; i < times; ++i) _tile_dpbsud(0, 1, 2);
+  for (int i = 0; i < times; ++i) product();
   _tile_stored(0, y, 16);
   _tile_release();
 }
 
+FUNCTION multiply_bytes(const void *x, const void *weights, void *y, int times) {
+  add_products(x, weights, y, times, [] { _tile_dpbsud(0, 1, 2); });
+}
+
 FUNCTION multiply_signed_bytes(const void *x, const void *weights, void *y, int times) {
-  const Shapes shapes;
-  _tile_loadconfig(&shapes);
-  _tile_loadd(0, y, 16);
-  _tile_loadd(1, x, 8);
-  _tile_loadd(2, weights, 16);
-  for (int i = 0; i < times; ++i) _tile_dpbssd(0, 1, 2);
-  _tile_stored(0, y, 16);
-  _tile_release();
+  add_products(x, weights, y, times, [] { _tile_dpbssd(0, 1, 2); });
 }
 
 FUNCTION fault(int kind) {

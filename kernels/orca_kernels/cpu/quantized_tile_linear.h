@@ -9,21 +9,15 @@
 namespace orca {
 
 // How a format's numbers become words of two bfloat16: row r has those of the inputs 2 x r and 2 x r + 1 of each
-// output. `unpack` returns the rows that it has written. After the last input they may have any finite numbers, because
-// a row of x has zeros there.
+// output. `unpack` returns the rows that it has written; kZeros: there are zero points. After the last input they may have
+// any finite numbers, because a row of x has zeros there.
 template <typename Format>
 struct BFloat16Numbers;
 
 template <>
 struct BFloat16Numbers<Int8> {
-  static int64_t unpack(const int8_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &ahead) {
-    return zeros ? unpack_less<true>(numbers, inputs, zeros, to, ahead)
-                 : unpack_less<false>(numbers, inputs, zeros, to, ahead);
-  }
-
- private:
   template <bool kZeros>
-  static int64_t unpack_less(const int8_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &shared) {
+  static int64_t unpack(const int8_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &shared) {
     Ahead ahead = shared;
     Floats less[kVectors];
     for (int part = 0; kZeros && part < kVectors; ++part) less[part] = load(zeros + part * kLanes);
@@ -48,21 +42,8 @@ struct BFloat16Numbers<Int8> {
 
 template <>
 struct BFloat16Numbers<Int4> {
-  static int64_t unpack(const uint32_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &ahead) {
-    return zeros ? unpack_less<true>(numbers, inputs, zeros, to, ahead)
-                 : unpack_less<false>(numbers, inputs, zeros, to, ahead);
-  }
-
- private:
-  // The numbers of a word with only `row`'s pair of inputs in the lowest bits of its halves.
-  static ORCA_INLINE __m512i pair(Words word, int row) {
-    const __m512i even = (__m512i)(word >> (8 * row));
-    const __m512i odd = (__m512i)(row < 2 ? word << (12 - 8 * row) : word >> (8 * row - 12));
-    return _mm512_mask_blend_epi16(0xaaaaaaaa, even, odd);
-  }
-
   template <bool kZeros>
-  static int64_t unpack_less(const uint32_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &shared) {
+  static int64_t unpack(const uint32_t *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &shared) {
     Ahead ahead = shared;
     // The permutation looks at five bits: without zero points those of a number and any other one, with them those of a
     // difference from -16 to 15.
@@ -94,6 +75,14 @@ struct BFloat16Numbers<Int4> {
     shared = ahead;
     return row;
   }
+
+ private:
+  // The numbers of a word with only `row`'s pair of inputs in the lowest bits of its halves.
+  static ORCA_INLINE __m512i pair(Words word, int row) {
+    const __m512i even = (__m512i)(word >> (8 * row));
+    const __m512i odd = (__m512i)(row < 2 ? word << (12 - 8 * row) : word >> (8 * row - 12));
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, even, odd);
+  }
 };
 
 template <typename Format>
@@ -120,7 +109,10 @@ struct QuantizedTiles : QuantizedCall<BFloat16, Format> {
   }
 
   static void unpack(const Number *numbers, int64_t inputs, const float *zeros, uint32_t *to, Ahead &ahead) {
-    for (int64_t row = BFloat16Numbers<Format>::unpack(numbers, inputs, zeros, to, ahead); row % kTileRows; ++row) {
+    using Numbers = BFloat16Numbers<Format>;
+    int64_t row = zeros ? Numbers::template unpack<true>(numbers, inputs, zeros, to, ahead)
+                        : Numbers::template unpack<false>(numbers, inputs, zeros, to, ahead);
+    for (; row % kTileRows; ++row) {
       for (int part = 0; part < kVectors; ++part) store_as(unpacked_word(to, row, part), Words{});
     }
   }
