@@ -258,6 +258,17 @@ def test_a_row_of_a_linear_map_is_the_same_beside_any_others(kernels, dtype):
         torch.testing.assert_close(found, whole, atol=error, rtol=error)
 
 
+def test_rows_of_many_inputs(kernels, dtype):
+    """Products of our own divide the inputs into segments (cpu/segments.h), but not those of few rows."""
+    weight, bias, x = (torch.randn(*shape).to(dtype) / 8 for shape in ((40, 4422), (40,), (130, 4422)))
+    product = kernels.linear(weight.clone(), bias.clone())
+    close(product(x), x.double() @ weight.double().t() + bias.double(), dtype)
+    error = 0.0 if isinstance(product, PanelLinear) else ERROR[dtype]
+    for compute in (product, product.gelu_tanh):
+        few = torch.cat([compute(rows) for rows in x.split(10)])
+        torch.testing.assert_close(compute(x), few, atol=error, rtol=error)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (96, 64), (64, 211)])
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 33])
 def test_linear_maps(kernels, dtype, inputs, outputs, num_rows):

@@ -14,6 +14,7 @@
 #include "quantized_tile_linear.h"
 #include "replay.h"
 #include "rows.h"
+#include "segments.h"
 #include "tile_attention.h"
 #include "tile_linear.h"
 
