@@ -2,7 +2,7 @@
 
 value = number x scale with numbers from -127 to 127: the value with the largest magnitude has the number 127 or -127.
 A row's numbers and scale depend on the row alone, so that they are the same in any iteration. The C++ stores the same
-numbers bit for bit (`store_kv_int8` of cpu/rows.h).
+numbers bit for bit (`store_kv_int8` of cpu/kv_store.h).
 """
 
 from __future__ import annotations

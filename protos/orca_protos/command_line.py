@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 UNIX = "unix:"
@@ -15,14 +17,34 @@ WAYS_OUT = (
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line. Options cannot be abbreviated: a later one could begin alike."""
+    """An ArgumentParser whose errors are one line. Options cannot be abbreviated: a later one could begin alike.
+
+    Names of options may have underscores in place of hyphens, as in vLLM.
+    """
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **fields})
 
+    def parse_known_args(  # type: ignore[override]  # typeshed has an overload for each kind of namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """See ArgumentParser; `parse_args` calls it, too."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        num_options = arguments.index("--") if "--" in arguments else len(arguments)
+        arguments[:num_options] = map(_with_hyphens, arguments[:num_options])
+        return super().parse_known_args(arguments, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2."""
         self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
+
+
+def _with_hyphens(argument: str) -> str:
+    """Return an argument with hyphens for the underscores in the name of an option, unchanged if it is none."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
 
 
 def one_line(text: str) -> str:

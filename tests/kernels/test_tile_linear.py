@@ -79,6 +79,17 @@ def test_more_rows_than_the_cache_holds(kernels):
     assert torch.equal(linear(x[100:]), linear(x)[100:])
 
 
+@pytest.mark.parametrize("inputs", [6656, 7010])
+def test_rows_of_many_inputs_are_multiplied_in_segments(kernels, inputs):
+    """Bit for bit as few rows, which are not divided; with inputs that fill the last tile, and with others."""
+    weight, x, residual = random(40, inputs), random(230, inputs), random(230, 40)
+    linear = kernels.linear(weight.clone(), random(40))
+    for product in (linear, linear.gelu_tanh, lambda rows: linear.add(rows, residual[: len(rows)].clone())):
+        assert torch.equal(product(x[:20]), product(x)[:20])
+    assert torch.equal(linear(x), torch.cat([linear(rows) for rows in x.split(16)]))
+    assert_one_product_gives_both(linear, x)
+
+
 def test_memory_after_the_weights_is_not_multiplied(kernels):
     """Nor what rows of an earlier call have left: zeros are after the last inputs, and after their weights."""
     kernels.linear(random(64, 64), None)(torch.full((3, 64), float("inf")).bfloat16())

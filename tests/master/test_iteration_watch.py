@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def test_iterations_of_one_magnitude_are_of_one_kind():
 
 def test_drafted_tokens_count_as_tokens_of_the_iteration():
     (entry,) = batch((1, 5000)).requests
-    drafted = replace(entry, draft=(7,) * 63)
+    drafted = entry._replace(draft=(7,) * 63)
     assert kind_of(Batch("a", (drafted,))) == kind_of(batch((64, 5000)))
 
 

@@ -30,6 +30,26 @@ def test_a_command_line_of_vllm_means_the_same_of_orca():
     assert parser().parse_args(of_vllm.split()) == parser().parse_args(of_orca.split())
 
 
+def test_spellings_of_vllm():
+    of_vllm = "--model m --max_model_len 8K --max_num_batched_tokens=1.5k -q int8 -O3"
+    of_orca = "m --max-model-len 8192 --token-budget 1500 --quantization int8"
+    assert parser().parse_args(of_vllm.split()) == parser().parse_args(of_orca.split())
+
+
+@pytest.mark.parametrize("text", ["8q", "1.0005k", "1.5", "k", "-1k", "0k", "3000m", "1e3k", "9" * 5000 + "k"])
+def test_what_is_no_number_of_tokens(text, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["m", f"--max-model-len={text}"])
+    assert "is not a whole number from 1 to 2147483647" in capsys.readouterr().err
+
+
+def test_the_model_as_an_option_precedes_that_of_the_file(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("model: of-file\nmax_model_len: 8k\n")
+    arguments = parser().parse_args(with_config_file(["--config", str(file), "--model=m"], parser(), "model"))
+    assert (arguments.model, arguments.max_model_len) == ("m", 8000)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

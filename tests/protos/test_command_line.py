@@ -30,6 +30,15 @@ def test_options_are_not_abbreviated(capsys):
     assert "unrecognized arguments: --conf x" in capsys.readouterr().err
 
 
+def test_names_of_options_may_have_underscores():
+    parser = OneLineParser(prog="orca test")
+    parser.add_argument("--max-len")
+    parser.add_argument("rest", nargs="*")
+    assert parser.parse_args(["--max_len", "a_b"]).max_len == "a_b"
+    assert parser.parse_args(["--max_len=--a_b"]).max_len == "--a_b"
+    assert parser.parse_args(["--", "--max_len"]).rest == ["--max_len"]
+
+
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("8000", 8000), ("65535", 65535)])
 def test_ports(text, value):
     assert port(text) == value

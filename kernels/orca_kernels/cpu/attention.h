@@ -43,7 +43,7 @@ template <typename T, typename E>
 struct AttentionCall {
   AttentionShape shape;
   const T *query;                            // [S] rows of query_stride
-  const E *key_pool, *value_pool;            // see rows.h, store_kv and store_kv_int8
+  const E *key_pool, *value_pool;            // see kv_store.h, store_kv and store_kv_int8
   const float *key_scales, *value_scales;    // null unless E is int8_t
   const int64_t *query_start, *context_length;
   const int32_t *block_table;
@@ -129,7 +129,7 @@ class AttentionItem {
     return table_[place / kBlock] * shape_.num_kv_heads + kv_head;
   }
 
-  // A head's words of the block that contains slot `place` (rows.h, store_kv).
+  // A head's words of the block that contains slot `place` (kv_store.h, store_kv).
   const Stored *block(const E *pool, int64_t kv_head, int64_t place) const {
     return reinterpret_cast<const Stored *>(pool + index(kv_head, place) * kBlock * dim_);
   }

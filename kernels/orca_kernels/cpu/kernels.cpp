@@ -6,6 +6,7 @@
 #include "grouped_tile_linear.h"
 #include "integer_attention.h"
 #include "integer_linear.h"
+#include "kv_store.h"
 #include "likeliest.h"
 #include "linear.h"
 #include "low_rank.h"
@@ -13,6 +14,7 @@
 #include "quantized_tile_linear.h"
 #include "replay.h"
 #include "rows.h"
+#include "segments.h"
 #include "tile_attention.h"
 #include "tile_linear.h"
 

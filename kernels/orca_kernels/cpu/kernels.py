@@ -64,7 +64,7 @@ MOST_DIMENSIONS = 512
 
 
 class CpuAttention:
-    """Implements `orca_kernels.interface.Attention` over cpu/attention.h, in the layout of cpu/rows.h."""
+    """Implements `orca_kernels.interface.Attention` over cpu/attention.h, in the layout of cpu/kv_store.h."""
 
     recordable = True
 

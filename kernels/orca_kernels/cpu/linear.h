@@ -36,9 +36,13 @@ struct Ahead {
   const char *line;
   int64_t stride;  // bytes
 
-  // `panel`: of `bytes` bytes, which `blocks` blocks of rows read in turn, this one as number `block`.
-  Ahead(const void *panel, int64_t bytes, int64_t block, int64_t blocks)
-      : line(static_cast<const char *>(panel) + (blocks > 1 ? bytes + bytes * block / blocks : kFarAhead * kPanel * 4)),
+  // `panel`: of `bytes` bytes, which `blocks` blocks of rows read in turn, this one as number `block`. The next panel
+  // follows, or begins `distance` bytes after this one.
+  Ahead(const void *panel, int64_t bytes, int64_t block, int64_t blocks) : Ahead(panel, bytes, block, blocks, bytes) {}
+
+  Ahead(const void *panel, int64_t bytes, int64_t block, int64_t blocks, int64_t distance)
+      : line(static_cast<const char *>(panel) +
+             (blocks > 1 ? distance + bytes * block / blocks : kFarAhead * kPanel * 4)),
         stride(kLineBytes / blocks) {}
 
   // For a line that is read at `weights`, of which the L1 cache gets those of some steps later.
@@ -58,6 +62,11 @@ struct MapCall {
   T *y;               // [rows, outputs], or null
   T *activated;       // [rows, outputs], becomes GeLU of the product and its bias, before rounding; or null
   int64_t rows, inputs, outputs;
+
+  // A SegmentCall (segments.h) replaces these: it has some of the inputs, and adds their products to the sums before.
+  static constexpr bool kIsSegment = false;
+  int64_t num_inputs() const { return inputs; }
+  const T *row(int64_t place) const { return x + place * inputs; }
 };
 
 // Adds the products of one input and kPanel outputs to the sums of `kRows` rows; `words` has the input of each row,
@@ -77,16 +86,23 @@ ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], const uint32_t *word
 template <typename T>
 struct LinearCall : MapCall<T> {
   using Row = T;           // element type of the packed rows
-  const uint32_t *panels;  // [outputs / kPanel, steps, kPanel]
+  const uint32_t *panels;  // [outputs / kPanel, inputs / kWidth, kPanel]
 
   int64_t panel_words() const { return this->inputs / Product<T>::kWidth * kPanel; }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(); }
 
-  // Adds the products of `kRows` rows and one panel; `words` has the rows' words interleaved, [steps, kRows].
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
-    const int64_t steps = this->inputs / Product<T>::kWidth;
-    const uint32_t *weights = panels + panel * steps * kPanel;
-    Floats own[kRows][kVectors] = {};  // the caller's array would be written in every step
+    add<kRows>(words, weights(panel), this->inputs, ahead, sums);
+  }
+
+  // Adds the products of `kRows` rows and a panel of `count` inputs; `words` has the rows' words interleaved, [steps, kRows].
+  template <int kRows>
+  static void add(const uint32_t *words, const uint32_t *weights, int64_t count, Ahead ahead,
+                  Floats (&sums)[kRows][kVectors]) {
+    const int64_t steps = count / Product<T>::kWidth;
+    Floats own[kRows][kVectors];  // the caller's array would be written in every step
+    std::memcpy(&own, &sums, sizeof(sums));
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += kRows) {
       for (int part = 0; part < kVectors; ++part) ahead.fetch(weights + part * kLanes);
       ORCA_UNROLL for (int row = 0; row < kRows; ++row) {
@@ -106,13 +122,20 @@ struct WideCall : MapCall<BFloat16> {
   const uint32_t *panels;  // [outputs / kPanel, inputs / 2, kPanel]
 
   int64_t panel_words() const { return inputs / 2 * kPanel; }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(); }
 
-  // See LinearCall::multiply; `words` has an input of each row.
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
-    const int64_t steps = inputs / 2;
-    const uint32_t *weights = panels + panel * steps * kPanel;
-    Floats own[kRows][kVectors] = {};
+    add<kRows>(words, weights(panel), inputs, ahead, sums);
+  }
+
+  // See LinearCall::add; `words` has an input of each row.
+  template <int kRows>
+  static void add(const uint32_t *words, const uint32_t *weights, int64_t count, Ahead ahead,
+                  Floats (&sums)[kRows][kVectors]) {
+    const int64_t steps = count / 2;
+    Floats own[kRows][kVectors];
+    std::memcpy(&own, &sums, sizeof(sums));
     for (int64_t step = 0; step < steps; ++step, weights += kPanel, words += 2 * kRows) {
       Words pairs[kVectors];
       Floats wide[kVectors];
@@ -207,7 +230,14 @@ struct OutputPanel {
 template <typename Call, int kRows>
 void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int64_t panel, Ahead ahead) {
   Floats sums[kRows][kVectors] = {};
+  if constexpr (Call::kIsSegment) {
+    if (!call.is_first()) std::memcpy(&sums, call.sums(panel, first_row), sizeof(sums));
+  }
   call.template multiply<kRows>(words, panel, ahead, sums);
+  if constexpr (Call::kIsSegment) {
+    if (!call.is_last()) std::memcpy(call.sums(panel, first_row), &sums, sizeof(sums));
+    if (!call.is_last()) return;
+  }
   OutputPanel<typename Call::Element> outputs(call, panel);
   for (int row = 0; row < kRows; ++row) outputs.put(first_row + row, sums[row]);
 }
@@ -229,7 +259,7 @@ struct RowBlocks {
   int64_t first_row, rows;
   int64_t steps = row_words(call), count = (rows + kMostRows - 1) / kMostRows;
 
-  static int64_t row_words(const Call &call) { return call.inputs / Product<Row>::kWidth; }  // of a packed row
+  static int64_t row_words(const Call &call) { return call.num_inputs() / Product<Row>::kWidth; }  // of a packed row
 
   int64_t begin(int64_t block) const { return rows * block / count; }
 
@@ -238,7 +268,7 @@ struct RowBlocks {
     using T = typename Call::Element;
     const int64_t width = begin(block + 1) - begin(block);
     for (int64_t row = 0; row < width; ++row) {
-      const T *from = call.x + (first_row + begin(block) + row) * call.inputs;
+      const T *from = call.row(first_row + begin(block) + row);
       uint32_t *to = words + begin(block) * steps + row;
       for (int64_t step = 0; step < steps; ++step) {
         if constexpr (std::is_same_v<T, Row>) {
@@ -253,8 +283,9 @@ struct RowBlocks {
 
   void compute(const uint32_t *words, int64_t block, int64_t panel) const {
     const int64_t first = begin(block);
-    const int64_t width = begin(block + 1) - first, panel_words = call.panel_words();
-    const Ahead ahead(call.panels + panel * panel_words, panel_words * sizeof(*call.panels), block, count);
+    const int64_t width = begin(block + 1) - first, word = sizeof(*call.panels);
+    const auto *weights = call.weights(panel);
+    const Ahead ahead(weights, call.panel_words() * word, block, count, (call.weights(panel + 1) - weights) * word);
     panel_block<Call>(call, words + first * steps, first_row + first, width, panel, ahead);
   }
 };

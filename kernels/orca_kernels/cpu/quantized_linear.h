@@ -76,8 +76,9 @@ struct QuantizedCall : MapCall<T> {
   int64_t group;                        // inputs with a common scale
 
   int64_t panel_words() const { return Format::words(this->inputs); }
+  const typename Format::Word *weights(int64_t panel) const { return panels + panel * panel_words(); }
 
-  // See LinearCall::multiply.
+  // Adds the products of `kRows` rows and one panel; see LinearCall::add.
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
     zeros ? multiply_less<true, kRows>(words, panel, ahead, sums)
@@ -88,7 +89,7 @@ struct QuantizedCall : MapCall<T> {
   template <bool kZeros, int kRows>
   void multiply_less(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
     constexpr int64_t kInputs = Format::kInputs, kBytes = Format::kWords * sizeof(typename Format::Word);
-    const typename Format::Word *numbers = panels + panel * Format::words(this->inputs);
+    const typename Format::Word *numbers = weights(panel);
     int64_t place = panel * scale_groups(this->inputs, group) * kPanel;  // of the group's scales and zeros
     for (int64_t first = 0; first < this->inputs; first += group, place += kPanel) {
       const int64_t end = std::min(this->inputs, first + group);

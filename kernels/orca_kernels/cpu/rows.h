@@ -1,4 +1,4 @@
-// Operations on single rows of an iteration: norms, activations, the rotary embedding, and the K/V store.
+// Operations on single rows of an iteration: norms, activations, the rotary embedding, and scales of integers.
 // Sums are in float for every element type; the result of a row does not depend on its place in the batch.
 #pragma once
 
@@ -114,27 +114,6 @@ void rotate(T *x, const float *cosine, const float *sine, int64_t rows, int64_t 
   }
 }
 
-// Writes keys and values [rows, G, D], with row strides, to their slots of the pools. A head's block has the words that
-// attention multiplies (vector.h), of w elements each: keys as [D / w, 16, w], values as [16 / w, D, w].
-template <typename T>
-void store_kv(const T *key, const T *value, T *key_pool, T *value_pool, const int64_t *slots, int64_t rows,
-              int64_t heads, int64_t dim, int64_t key_stride, int64_t value_stride) {
-  constexpr int kWidth = Product<T>::kWidth;
-#pragma omp parallel for if (rows * heads * dim > kParallelElements)
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t block = slots[row] / kLanes, place = slots[row] % kLanes;
-    for (int64_t head = 0; head < heads; ++head) {
-      const int64_t begin = (block * heads + head) * kLanes * dim;
-      const T *from = key + row * key_stride + head * dim;
-      T *to = key_pool + begin + place * kWidth;
-      for (int64_t d = 0; d < dim; d += kWidth) std::memcpy(to + d * kLanes, from + d, kWidth * sizeof(T));
-      from = value + row * value_stride + head * dim;
-      to = value_pool + begin + place / kWidth * kWidth * dim + place % kWidth;
-      for (int64_t d = 0; d < dim; ++d) to[d * kWidth] = from[d];
-    }
-  }
-}
-
 // The scale of a row as integers: its largest magnitude / 127. As in quantize_rows of kv_quantization.py, a scale below the
 // normal floats becomes 0, and a row with an infinity or NaN has scale NaN.
 template <typename T>
@@ -153,41 +132,6 @@ inline float row_scale(const T *from, int64_t size) {
 template <typename T>
 inline Ints row_numbers(const T *from, int64_t count, float scale) {
   return whole_numbers(nearest(load_up_to(from, count) / splat(scale)));
-}
-
-// Quantises a row of `size` elements, a multiple of sixteen; writes number i to to[i * stride] and returns the scale.
-// The same numbers and scales as quantize_rows of kv_quantization.py.
-template <typename T>
-inline float quantize_row(const T *from, int64_t size, int8_t *to, int64_t stride) {
-  const float scale = row_scale(from, size);
-  if (!(scale > 0)) {
-    for (int64_t i = 0; i < size; ++i) to[i * stride] = 0;
-    return scale;
-  }
-  for (int64_t i = 0; i < size; i += kLanes) {
-    int32_t numbers[kLanes];
-    store_as(numbers, row_numbers(from + i, kLanes, scale));
-    for (int lane = 0; lane < kLanes; ++lane) to[(i + lane) * stride] = static_cast<int8_t>(numbers[lane]);
-  }
-  return scale;
-}
-
-// Like store_kv, into pools of integers: keys as [D, 16], values as [16, D], and scales [B, G, 16].
-template <typename T>
-void store_kv_int8(const T *key, const T *value, int8_t *key_pool, int8_t *value_pool, float *key_scales,
-                   float *value_scales, const int64_t *slots, int64_t rows, int64_t heads, int64_t dim,
-                   int64_t key_stride, int64_t value_stride) {
-#pragma omp parallel for if (rows * heads * dim > kParallelElements)
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t block = slots[row] / kLanes, place = slots[row] % kLanes;
-    for (int64_t head = 0; head < heads; ++head) {
-      const int64_t index = block * heads + head, begin = index * kLanes * dim;
-      key_scales[index * kLanes + place] =
-          quantize_row(key + row * key_stride + head * dim, dim, key_pool + begin + place, kLanes);
-      value_scales[index * kLanes + place] =
-          quantize_row(value + row * value_stride + head * dim, dim, value_pool + begin + place * dim, 1);
-    }
-  }
 }
 
 }  // namespace orca

@@ -1,5 +1,5 @@
 // Attention for bfloat16 on AMX tiles. Both products take 16 elements at a time: 16 elements of the head dimension for
-// scores, the 16 slots of a block for values, whose layouts in the pools (rows.h, store_kv) are tiles as they are. Rows of
+// scores, the 16 slots of a block for values, whose layouts in the pools (kv_store.h, store_kv) are tiles as they are. Rows of
 // increments and of prompts are multiplied alike, up to 16 at a time, so that a token has the same result in both.
 #pragma once
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "integer_linear.h"
-#include "linear.h"
+#include "segments.h"
 #include "tiles.h"
 
 #if defined(__AMX_BF16__)
@@ -38,6 +38,7 @@ struct TileCall : MapCall<BFloat16> {
   const uint32_t *panels;  // [outputs / kPanel, inputs / 2, kPanel]
 
   static int64_t steps(int64_t inputs) { return inputs / 2; }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * steps(inputs) * kPanel; }
 
   static void multiply_first() {
     _tile_dpbf16ps(0, 4, 6);
@@ -48,16 +49,15 @@ struct TileCall : MapCall<BFloat16> {
     _tile_dpbf16ps(3, 5, 7);
   }
 
-  // Writes a row's words, kTileWords at a time, `stride` words apart.
-  Factors pack(int64_t row, uint32_t *to, int64_t stride) const {
-    const BFloat16 *from = x + row * inputs;
+  // Writes the words of `count` inputs of a row, kTileWords at a time, `stride` words apart.
+  static Factors pack(const BFloat16 *from, int64_t count, uint32_t *to, int64_t stride) {
     int64_t input = 0;
-    for (; input + 2 * kTileWords <= inputs; input += 2 * kTileWords, to += stride) {
+    for (; input + 2 * kTileWords <= count; input += 2 * kTileWords, to += stride) {
       std::memcpy(to, from + input, kTileBytes);
     }
-    if (input < inputs) {
+    if (input < count) {
       std::fill_n(to, kTileWords, 0);
-      std::memcpy(to, from + input, (inputs - input) * sizeof(BFloat16));
+      std::memcpy(to, from + input, (count - input) * sizeof(BFloat16));
     }
     return {};
   }
@@ -75,6 +75,7 @@ struct IntegerTileCall : IntegerCall<T> {
   static constexpr int64_t kFactorWords = sizeof(RowFactors) / 4;
 
   static int64_t steps(int64_t inputs) { return integer_steps(inputs); }
+  const uint32_t *weights(int64_t panel) const { return this->panels + panel * steps(this->inputs) * kPanel; }
 
   static void multiply_first() {
     _tile_dpbsud(0, 4, 6);
@@ -85,10 +86,9 @@ struct IntegerTileCall : IntegerCall<T> {
     _tile_dpbsud(3, 5, 7);
   }
 
-  Factors pack(int64_t row, uint32_t *to, int64_t stride) const {
-    const int64_t last = integer_steps(this->inputs) / kTileWords;
-    std::fill_n(to + last * stride, integer_steps(this->inputs) % kTileWords ? kTileWords : 0, 0);
-    return quantize_words(this->x + row * this->inputs, this->inputs, [=](int64_t step, uint32_t word) {
+  static Factors pack(const T *from, int64_t count, uint32_t *to, int64_t stride) {
+    std::fill_n(to + steps(count) / kTileWords * stride, steps(count) % kTileWords ? kTileWords : 0, 0);
+    return quantize_words(from, count, [=](int64_t step, uint32_t word) {
       to[step / kTileWords * stride + step % kTileWords] = word;
     });
   }
@@ -108,7 +108,7 @@ struct TileBlocks {
   static constexpr int64_t kMostRows = 2 * kTileRows;
   const Call &call;
   int64_t first_row, rows;
-  int64_t steps = row_steps(call.inputs), words_of_row = row_words(call);
+  int64_t steps = row_steps(call.num_inputs()), words_of_row = row_words(call);
   int64_t count = (rows + kMostRows - 1) / kMostRows;
   Tiles tiles = {};
 
@@ -116,7 +116,7 @@ struct TileBlocks {
     return (Call::steps(inputs) + kTileWords - 1) / kTileWords * kTileWords;
   }
 
-  static int64_t row_words(const Call &call) { return row_steps(call.inputs) + Call::kFactorWords; }
+  static int64_t row_words(const Call &call) { return row_steps(call.num_inputs()) + Call::kFactorWords; }
 
   int64_t begin(int64_t block) const { return std::min(rows, block * kMostRows); }
 
@@ -126,7 +126,8 @@ struct TileBlocks {
     const int64_t width = height(block), first = block * kMostRows;
     words += first * words_of_row;
     for (int64_t row = 0; row < width; ++row) {
-      const Factors factors = call.pack(first_row + first + row, words + row * kTileWords, width * kTileWords);
+      const auto *from = call.row(first_row + first + row);
+      const Factors factors = Call::pack(from, call.num_inputs(), words + row * kTileWords, width * kTileWords);
       std::memcpy(words + steps * width + row * Call::kFactorWords, &factors, Call::kFactorWords * 4);
     }
   }
@@ -136,26 +137,34 @@ struct TileBlocks {
   // Computes the outputs of a panel for the blocks from `begin` to `end`. While tiles multiply a block, vector registers
   // compute the outputs of the block before from its sums.
   void compute(const uint32_t *words, int64_t begin, int64_t end, int64_t panel) {
-    alignas(64) typename Call::Sum sums[2][kMostRows][kPanel];
+    alignas(64) typename Call::Sum own[2][kMostRows][kPanel];
     OutputPanel<typename Call::Element> outputs(call, panel);
     SummedRows before{};
     for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = first_row + block * kMostRows;
+      Sums sums = own[block % 2];
+      if constexpr (Call::kIsSegment) sums = call.sums(panel, first);
       tiles.configure(&kLinearShapes.of[height(block)]);
       if (height(block) > kTileRows) {
-        multiply<true>(words, block, panel, sums[block % 2], outputs, before);
+        multiply<true>(words, block, panel, sums, outputs, before);
       } else {
-        multiply<false>(words, block, panel, sums[block % 2], outputs, before);
+        multiply<false>(words, block, panel, sums, outputs, before);
       }
       put(outputs, before, kMostRows);
-      before = {sums[block % 2], factors_of(words, block), first_row + block * kMostRows, height(block)};
+      if constexpr (Call::kIsSegment) {
+        if (!call.is_last()) continue;
+      }
+      before = {sums, factors_of(words, block), first, height(block)};
     }
     put(outputs, before, kMostRows);
   }
 
  private:
+  using Sums = typename Call::Sum (*)[kPanel];
+
   // The rows of a block from `next` on, whose outputs are still to be computed from their sums.
   struct SummedRows {
-    const typename Call::Sum (*sums)[kPanel];
+    Sums sums;
     const uint32_t *factors;
     int64_t first_row, count, next = 0;
   };
@@ -175,23 +184,18 @@ struct TileBlocks {
 
   // kBoth: the block has more than 16 rows.
   template <bool kBoth>
-  void multiply(const uint32_t *words, int64_t block, int64_t panel, typename Call::Sum (&sums)[kMostRows][kPanel],
+  void multiply(const uint32_t *words, int64_t block, int64_t panel, Sums sums,
                 OutputPanel<typename Call::Element> &outputs, SummedRows &before) const {
-    const int64_t width = height(block), panel_steps = Call::steps(call.inputs);
+    const int64_t width = height(block), panel_steps = Call::steps(call.num_inputs());
     // GeLU is computed beside the products. Outputs that are only rounded are written at once: stores that memory delays,
     // one beside each step, would delay the loads of tiles.
     const int64_t rows_at_once = call.activated ? before.count * kTileRows / panel_steps + 1 : kMostRows;
-    const uint32_t *weights = call.panels + panel * panel_steps * kPanel;
+    const uint32_t *weights = call.weights(panel);
     // Of several blocks each fetches its part of the next panel.
     const int64_t lines_at_once = (2 * kTileRows + count - 1) / count;
-    const uint32_t *next = weights + (panel_steps + block * (panel_steps / count)) * kPanel;
+    const uint32_t *next = call.weights(panel + 1) + block * (panel_steps / count) * kPanel;
     words += block * kMostRows * words_of_row;
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kBoth) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
+    begin_sums<kBoth>(sums);
     int64_t step = 0;
     for (; step + kTileRows <= panel_steps; step += kTileRows, weights += kTileRows * kPanel) {
       if (count == 1) {
@@ -221,6 +225,27 @@ struct TileBlocks {
   }
 
   template <bool kBoth>
+  void begin_sums(Sums sums) const {
+    if constexpr (Call::kIsSegment) {
+      if (!call.is_first()) {
+        _tile_loadd(0, sums[0], kStepBytes);
+        _tile_loadd(1, sums[0] + kTileWords, kStepBytes);
+        if constexpr (kBoth) {
+          _tile_loadd(2, sums[kTileRows], kStepBytes);
+          _tile_loadd(3, sums[kTileRows] + kTileWords, kStepBytes);
+        }
+        return;
+      }
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kBoth) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+
+  template <bool kBoth>
   static void add(const uint32_t *words, const uint32_t *weights) {
     _tile_loadd(6, weights, kStepBytes);
     _tile_loadd(7, weights + kTileWords, kStepBytes);
@@ -239,7 +264,7 @@ void compute_panel(TileBlocks<Call> &blocks, const uint32_t *words, int64_t pane
   blocks.compute(words, 0, blocks.count, panel);
 }
 
-inline void linear(const TileCall &call) { linear<TileCall, TileBlocks<TileCall>>(call); }
+inline void linear(const TileCall &call) { linear_in_segments<TileCall, TileBlocks>(call); }
 
 }  // namespace orca
 #endif

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 
 from orca_contract.kv_blocks import BLOCK_SIZE
@@ -14,6 +15,7 @@ from orca_master.endpoint.config import name_of
 HOST = re.compile(r"(\[[0-9A-F:.]+\]|[A-Z0-9._-]+)(:[0-9]*)?", re.ASCII | re.IGNORECASE)
 """What clients send as Host."""
 MAX_NUMBER = 2**31 - 1
+UNITS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 MAX_SLOTS = 2**63 - 1
 MAX_BYTES = 2**63 - 1
 MAX_MILLISECONDS = 3_600_000
@@ -26,6 +28,15 @@ def positive(text: str, most: int = MAX_NUMBER) -> int:
     if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
     return int(text)
+
+
+def num_tokens(text: str) -> int:
+    """Parse a number of tokens as `positive`; k and m mean powers of 1,000, K and M of 1,024, as in vLLM (8K)."""
+    if match := re.fullmatch(r"(\d{1,10}(?:\.\d{1,9})?)([kKmM])", text, re.ASCII):
+        number = Decimal(match[1]) * UNITS[match[2]]
+        if number == int(number):
+            return positive(str(int(number)))
+    return positive(text)
 
 
 def count(text: str) -> int:

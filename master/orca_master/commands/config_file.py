@@ -35,6 +35,8 @@ def with_config_file(argv: list[str], parser: argparse.ArgumentParser, positiona
     first: list[str] = []
     given = {argument.partition("=")[0] for argument in rest}
     for name, value in _values(known.config, positional).items():
+        if name == positional and f"--{positional}" in given:
+            continue
         if name == positional:
             if isinstance(value, bool):
                 raise ConfigurationError(f"--config {known.config}: {str(name)!a}: {NO_VALUE}")

@@ -19,7 +19,7 @@ from orca_contract.model_choices import (
 )
 
 from orca_master.commands.adapter_options import add_adapter_options
-from orca_master.commands.argument_types import positive, utf8_text
+from orca_master.commands.argument_types import num_tokens, positive, utf8_text
 from orca_master.errors import ConfigurationError
 from orca_master.text.reasoning import REASONING_FORMATS
 from orca_master.text.tool_calls import FORMATS
@@ -46,6 +46,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
+        "-q",
         choices=get_args(Quantization),
         default="none",
         help="quantization while the weights are loaded, on CPUs: weights as integers of eight or four bits, with a "
@@ -62,7 +63,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "token and K/V head, so that more tokens fit (auto)",
     )
     parser.add_argument(
-        "--max-model-len", type=positive, help="maximum tokens of prompt and completion together (the model's)"
+        "--max-model-len", type=num_tokens, help="maximum tokens of prompt and completion together (the model's)"
     )
     parser.add_argument(
         "--tensor-parallel-size",

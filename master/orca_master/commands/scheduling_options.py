@@ -6,7 +6,7 @@ import argparse
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
-from orca_master.commands.argument_types import count, milliseconds, positive, slots
+from orca_master.commands.argument_types import count, milliseconds, num_tokens, positive, slots
 
 ADMISSIONS = ("reserve", "paged")
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -33,7 +33,7 @@ def add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-budget",
         "--max-num-batched-tokens",
-        type=positive,
+        type=num_tokens,
         default=2048,
         help="maximum input tokens per iteration; longer prompts are computed in chunks (2048)",
     )

@@ -139,7 +139,9 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="orca serve", usage="orca serve MODEL [options]", description="Serves a model on this machine."
     )
-    parser.add_argument("model", nargs="?", help="Hugging Face model directory")
+    # Without a default, which would replace the value of --model.
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="Hugging Face model directory")
+    parser.add_argument("--model", metavar="MODEL", help="the same, as in older versions of vLLM")
     parser.add_argument(
         "--pipeline-parallel-size",
         "-pp",

@@ -62,12 +62,16 @@ VALUES: Mapping[str, Values] = {
     "max-loras": Values(None),
     "max-seq-len-to-capture": Values(None),
     "model-impl": Values(("auto", "vllm"), "remove the option: ORCA has models of its own"),
+    "optimization-level": Values(None),
     "response-role": Values(("assistant",), "answers have the role assistant"),
     "runner": Values(("auto", "generate", "pooling"), "generation and embeddings are served"),
     "swap-space": Values(None),
     "task": Values(("auto", "generate", "embed", "embedding"), "generation and embeddings are served"),
     "tokenizer-mode": Values(("auto", "hf"), "the checkpoint's tokenizer.json is read"),
 }
+
+SHORT: Mapping[str, tuple[str, ...]] = {"optimization-level": ("-O",)}
+"""Further names of these options."""
 
 DOWNLOAD = "download the model first: orca fetch URI --into DIR"
 CONFIGURATION = "edit config.json in the model's folder"
@@ -164,7 +168,8 @@ def refusal(name: str, value: object) -> str | None:
 
 
 def _add(parser: argparse.ArgumentParser, name: str, nargs: int | str | None) -> None:
-    parser.add_argument(f"--{name}", action=_VllmOption, nargs=nargs, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    names = (f"--{name}", *SHORT.get(name, ()))
+    parser.add_argument(*names, action=_VllmOption, nargs=nargs, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 class _VllmOption(argparse.Action):
@@ -177,7 +182,7 @@ class _VllmOption(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        (option,) = self.option_strings
+        option = self.option_strings[0]
         name = option.removeprefix("--")
         # Of a refused option the value can be a secret, or an argument that belongs to none.
         given = f"{option} {values}" if name in VALUES else option

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from orca_protos import engine_pb2 as pb
@@ -16,48 +16,54 @@ from orca_master.scheduling.request import Request
 def build_iteration(epoch: int, sequence: int, batch: Batch) -> pb.Iteration:
     """Encode a dispatched batch, whose requests have passed `check_encodes`."""
     iteration = pb.Iteration(epoch=epoch, sequence=sequence)
+    entries, inputs = list[_Entry](), list[int]()
     for scheduled in batch.requests:
-        tokens = scheduled.request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
-        _add_entry(iteration, scheduled, scheduled.context_length, tokens)
-        if scheduled.request.pooling is not None or scheduled.request.sampling.prompt_logprobs is not None:
-            _add_positions(iteration, scheduled)
-        position = scheduled.context_length + scheduled.num_tokens
-        for token in scheduled.draft:
-            _add_entry(iteration, scheduled, position, (token,))
-            position += 1
-        iteration.num_drafts[-1] = scheduled.num_drafts
-        iteration.num_new_blocks[-1] = len(scheduled.new_blocks)
-        iteration.new_block.extend(scheduled.new_blocks)
+        request, row, samples = scheduled.request, scheduled.row, scheduled.samples
+        tokens = request.tokens(scheduled.context_length, scheduled.num_tokens) or (PENDING_TOKEN,)
+        if request.pooling is not None or request.sampling.prompt_logprobs is not None:
+            _add_positions(iteration, scheduled, len(entries))
+        inputs += tokens
+        inputs += scheduled.draft
+        begin, num_tokens, end = scheduled.context_length, len(tokens), scheduled.context_length + scheduled.num_tokens
+        for position in range(end, end + len(scheduled.draft)):
+            entries.append((row, num_tokens, begin, 0, 0, samples))
+            begin, num_tokens = position, 1
+        entries.append((row, num_tokens, begin, len(scheduled.new_blocks), scheduled.num_drafts, samples))
+        if scheduled.new_blocks:
+            iteration.new_block.extend(scheduled.new_blocks)
         if scheduled.is_masked:
-            iteration.masked_row.append(scheduled.row)
+            iteration.masked_row.append(row)
         if scheduled.admitted:
-            request, admission = scheduled.request, iteration.admission.add(row=scheduled.row)
+            admission = iteration.admission.add(row=row)
             _fill(admission, request)
             if request.reads_history:
                 admission.computed_token.extend(request.tokens(0, scheduled.context_length))
-    if not any(iteration.num_drafts):
-        iteration.ClearField("num_drafts")
+    _add_entries(iteration, entries)
+    iteration.token.extend(inputs)
     return iteration
 
 
-def _add_entry(
-    iteration: pb.Iteration, scheduled: ScheduledRequest, context_length: int, tokens: Sequence[int]
-) -> None:
-    """Add an entry without new blocks, for input tokens from the position `context_length` on."""
-    iteration.row.append(scheduled.row)
-    iteration.num_tokens.append(len(tokens))
-    iteration.context_length.append(context_length)
-    iteration.token.extend(tokens)
-    iteration.num_new_blocks.append(0)
-    iteration.num_drafts.append(0)
-    iteration.sample.append(scheduled.samples)
+_Entry = tuple[int, int, int, int, int, bool]
+"""Values of the fields of `_add_entries`. The last entry of a request has its new blocks and its drafts."""
 
 
-def _add_positions(iteration: pb.Iteration, scheduled: ScheduledRequest) -> None:
-    """Add the positions of the last entry of the iteration whose results are wanted, if there are any."""
+def _add_entries(iteration: pb.Iteration, entries: list[_Entry]) -> None:
+    """Add the entries of a message column by column: one call per field takes half of the time of one per value."""
+    rows, num_tokens, context_lengths, num_new_blocks, num_drafts, samples = zip(*entries, strict=True)
+    iteration.row.extend(rows)
+    iteration.num_tokens.extend(num_tokens)
+    iteration.context_length.extend(context_lengths)
+    iteration.num_new_blocks.extend(num_new_blocks)
+    iteration.sample.extend(samples)
+    if any(num_drafts):
+        iteration.num_drafts.extend(num_drafts)
+
+
+def _add_positions(iteration: pb.Iteration, scheduled: ScheduledRequest, index: int) -> None:
+    """Add the positions of the request's first entry, `index`, whose results are wanted, if there are any."""
     if not (positions := scheduled.prompt_positions):
         return
-    index, first = len(iteration.row) - 1, positions.start - scheduled.context_length
+    first = positions.start - scheduled.context_length
     if scheduled.request.pooling is not None:
         iteration.pooled.add(index=index, first=first)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orca_contract.kv_blocks import BLOCK_SIZE
 
@@ -10,9 +11,8 @@ from orca_master.scheduling.prefix_cache import CacheUse
 from orca_master.scheduling.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """One request of a proposal, with the number of its tokens to compute.
+class Selection(NamedTuple):
+    """One request of a proposal, with the number of its tokens to compute. A tuple, because one is created per token.
 
     `num_shared_blocks`: of a request to admit, the first blocks, which other requests have computed or compute.
     `draft`: tokens to compute in addition, which may follow the last known one (speculation.py). `num_drafts`: tokens
@@ -55,9 +55,11 @@ class Proposal:
         return bool(self.selections)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request of a dispatched batch: an entry of an Iteration (protos/engine.proto), and one per drafted token."""
+class ScheduledRequest(NamedTuple):
+    """One request of a dispatched batch: an entry of an Iteration (protos/engine.proto), and one per drafted token.
+
+    `is_masked`: a mask limits the token that is sampled; decided at the dispatch, for masks and workers alike.
+    """
 
     request: Request
     incarnation: int
@@ -69,12 +71,7 @@ class ScheduledRequest:
     samples: bool
     draft: tuple[int, ...] = ()
     num_drafts: int = 0
-    is_masked: bool = field(init=False)
-    """True if a mask limits the token that is sampled; decided at the dispatch, for masks and workers alike."""
-
-    def __post_init__(self) -> None:
-        place = self.context_length + self.num_tokens - len(self.request.prompt)
-        object.__setattr__(self, "is_masked", self.samples and self.request.is_masked_at(place))
+    is_masked: bool = False
 
     @property
     def num_inputs(self) -> int:

@@ -154,12 +154,14 @@ class KvLedger:
             self.prefix_cache.use.num_hits += num_shared_blocks * BLOCK_SIZE
         return holding
 
-    def grow(self, request: Request, num_slots: int) -> list[int]:
+    def grow(self, request: Request, num_slots: int) -> Sequence[int]:
         """Allocate the blocks that `request` lacks for `num_slots` slots, and return them.
 
         Raises ValueError if too few blocks are free: the scheduler checks before.
         """
-        blocks = self._take_blocks(self.blocks_to_grow(request, num_slots))
+        if not (num_lacking := self.blocks_to_grow(request, num_slots)):
+            return ()
+        blocks = self._take_blocks(num_lacking)
         self.holding(request).blocks.extend(blocks)
         return blocks
 

@@ -144,7 +144,8 @@ class Request:
     @property
     def num_unscheduled(self) -> int:
         """Number of known tokens that no iteration so far computes."""
-        return self.num_tokens - self.num_scheduled
+        # Read for each request and iteration: calls of the properties above would take most of the time.
+        return len(self.prompt) + len(self.generated) - self.num_computed - self.num_tokens_in_flight
 
     @property
     def is_answering(self) -> bool:

@@ -95,10 +95,14 @@ class Room:
 
     def tokens_for(self, request: Request, start: int) -> int:
         """Return how many tokens of `request` from position `start` on fit into the batch."""
-        limits = [request.num_tokens - start, self.num_tokens]
-        if not request.is_answering:
-            limits += [self.prompt_tokens, self.num_prompt_logprobs if request.awaits_prompt_logprobs else None]
-        return min(limit for limit in limits if limit is not None)
+        fitting = request.num_tokens - start
+        if self.num_tokens is not None:
+            fitting = min(fitting, self.num_tokens)
+        if request.is_answering:
+            return fitting
+        if self.prompt_tokens is not None:
+            fitting = min(fitting, self.prompt_tokens)
+        return min(fitting, self.num_prompt_logprobs) if request.awaits_prompt_logprobs else fitting
 
     def cost_of(self, request: Request) -> AdmissionCost:
         """Return the cost of a waiting request, whose shared blocks are cached or computed by the batch."""
@@ -160,6 +164,9 @@ class Room:
 
         Preempts the last of the `admitted` requests behind `request`.
         """
+        if num_blocks <= self.num_blocks:
+            self.num_blocks -= num_blocks
+            return True
         victims, num_free = self._victims(num_blocks, admitted, lambda victim: victim is request)
         if num_free < num_blocks:
             return False

@@ -184,43 +184,43 @@ class Scheduler:
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
         """Preempt requests, reserve slots for those that start and mark all RUNNING (lines 5 to 8)."""
-        state = self._pipelines[pipeline]
+        state, ledger = self._pipelines[pipeline], self._pipelines[pipeline].ledger
         for victim in proposal.preempted:
             self.rewind(victim)
         shared = (entry for entry in proposal.selections if entry.num_shared_blocks)
-        held = {entry.request: state.ledger.hold_shared(entry.request, entry.num_shared_blocks) for entry in shared}
+        held = {entry.request: ledger.hold_shared(entry.request, entry.num_shared_blocks) for entry in shared}
         scheduled = []
         for selection in proposal.selections:
             request, samples = selection.request, selection.samples
-            admitted = request.state is RequestState.INITIATION
-            if admitted:
+            if admitted := request.state is RequestState.INITIATION:
                 self.pool.remove(request)
-                new_blocks = state.ledger.admit(request, selection.num_shared_blocks, held.get(request, ())).blocks
+                new_blocks = tuple(ledger.admit(request, selection.num_shared_blocks, held.get(request, ())).blocks)
                 request.begin(selection.num_shared_blocks * BLOCK_SIZE)
                 bisect.insort(state.admitted, request, key=self.pool.order)
                 self._pipeline_of[request.request_id] = pipeline
             else:
-                new_blocks = state.ledger.grow(request, request.num_scheduled + selection.num_slots)
+                new_blocks = tuple(ledger.grow(request, request.num_scheduled + selection.num_slots))
             context_length = request.num_scheduled
             request.state = RequestState.RUNNING
             request.num_tokens_in_flight += selection.num_inputs
-            state.ledger.note_contents(request, min(request.num_scheduled, request.num_tokens))
+            ledger.note_contents(request, min(context_length + selection.num_inputs, request.num_tokens))
             scheduled.append(
                 ScheduledRequest(
                     request,
                     request.incarnation,
-                    state.ledger.holding(request).row,
+                    ledger.holding(request).row,
                     selection.num_tokens,
                     context_length,
-                    tuple(new_blocks),
+                    new_blocks,
                     admitted,
                     samples,
                     selection.draft,
                     selection.num_drafts,
+                    samples and request.is_masked_at(context_length + selection.num_tokens - len(request.prompt)),
                 )
             )
         state.in_flight += 1
-        return Batch(pipeline, tuple(scheduled), state.ledger.collect_cache_use(), proposal.is_full)
+        return Batch(pipeline, tuple(scheduled), ledger.collect_cache_use(), proposal.is_full)
 
     def commit(self, batch: Batch, tokens: list[int]) -> list[tuple[int, Request]]:
         """Record the result of a batch (lines 10 to 15).

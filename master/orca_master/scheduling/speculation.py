@@ -91,7 +91,7 @@ def with_drafts(batch: Sequence[Selection], room: Room, config: SchedulerConfig,
             wanted = num_wanted(request, len(drafted), min(most, left), rows, costs)
             wanted = room.hold_slots(request, request.num_tokens + len(drafted), wanted)
         num_rows += len(drafted)
-        selections.append(replace(selection, draft=drafted, num_drafts=wanted) if drafted or wanted else selection)
+        selections.append(selection._replace(draft=drafted, num_drafts=wanted) if drafted or wanted else selection)
     return selections
 
 
