@@ -60,13 +60,17 @@ WORKER_OPTIONS: Mapping[str, str] = {
 
 
 def cel(options: Mapping[str, str]) -> str:
-    """Return the rule that no text of a list is one of the options, or an abbreviation, which earlier images accept."""
-    return f"self.all(arg, !arg.startsWith('-') || !{sorted(options)}.exists(o, o.startsWith(arg.split('=')[0])))"
+    """Return the rule that no text of a list is one of the options, or an abbreviation, which earlier images accept.
+
+    Commands accept underscores in the names of options, too.
+    """
+    name = "arg.split('=')[0].replace('_', '-')"
+    return f"self.all(arg, !arg.startsWith('-') || !{sorted(options)}.exists(o, o.startsWith({name})))"
 
 
 def is_free_of(arguments: Iterable[str], options: Mapping[str, str]) -> bool:
     """Return what `cel` computes."""
-    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+    given = [argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("-")]
     return not any(option.startswith(name) for name in given for option in options)
 
 

@@ -31,8 +31,8 @@ def test_a_command_line_of_vllm_means_the_same_of_orca():
 
 
 def test_spellings_of_vllm():
-    of_vllm = "--model m --max_model_len 8K --max_num_batched_tokens=1.5k -q int8 -O3"
-    of_orca = "m --max-model-len 8192 --token-budget 1500 --quantization int8"
+    of_vllm = "--model m --max_model_len 8K --max_num_batched_tokens=1.5k -O3"
+    of_orca = "m --max-model-len 8192 --token-budget 1500"
     assert parser().parse_args(of_vllm.split()) == parser().parse_args(of_orca.split())
 
 

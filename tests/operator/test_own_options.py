@@ -47,6 +47,8 @@ def test_every_option_of_the_rendered_commands_is_listed(tls):
         (["--max-queue-tokens=1000"], True),
         (["--port=1"], False),
         (["--por", "1"], False),
+        (["--max_model_len=5_0"], False),
+        (["--max_queue_tokens=1000"], True),
         (["-tp", "2"], False),
         (["--"], False),
         (["--portal"], True),

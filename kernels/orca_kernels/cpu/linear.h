@@ -235,8 +235,10 @@ void panel_rows(const Call &call, const uint32_t *words, int64_t first_row, int6
   }
   call.template multiply<kRows>(words, panel, ahead, sums);
   if constexpr (Call::kIsSegment) {
-    if (!call.is_last()) std::memcpy(call.sums(panel, first_row), &sums, sizeof(sums));
-    if (!call.is_last()) return;
+    if (!call.is_last()) {
+      std::memcpy(call.sums(panel, first_row), &sums, sizeof(sums));
+      return;
+    }
   }
   OutputPanel<typename Call::Element> outputs(call, panel);
   for (int row = 0; row < kRows; ++row) outputs.put(first_row + row, sums[row]);

@@ -46,7 +46,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
-        "-q",
         choices=get_args(Quantization),
         default="none",
         help="quantization while the weights are loaded, on CPUs: weights as integers of eight or four bits, with a "
