@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import os
@@ -13,6 +12,8 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from orca_protos.command_line import OneLineParser
 
 EXIT_SECONDS = 30.0
 """Time between SIGTERM and SIGKILL."""
@@ -37,9 +38,9 @@ def split(arguments: Sequence[str], default: Sequence[str]) -> tuple[list[str], 
 def given(options: Sequence[str], *names: str) -> str | None:
     """Return the last value of an option of `orca serve`, by any of its names; None without it.
 
-    Ends the program with argparse's message if the value is missing.
+    Ends the program with exit code 2 and one line if the value is missing.
     """
-    parser = argparse.ArgumentParser(prog="orca serve", usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+    parser = OneLineParser(prog="orca serve", add_help=False)
     parser.add_argument(*names, dest="value")
     value: str | None = parser.parse_known_args(options)[0].value
     return value

@@ -31,20 +31,18 @@ class OneLineParser(argparse.ArgumentParser):
         """See ArgumentParser; `parse_args` calls it, too."""
         arguments = list(sys.argv[1:] if args is None else args)
         num_options = arguments.index("--") if "--" in arguments else len(arguments)
-        arguments[:num_options] = map(_with_hyphens, arguments[:num_options])
+        arguments[:num_options] = map(self._with_hyphens, arguments[:num_options])
         return super().parse_known_args(arguments, namespace)
+
+    def _with_hyphens(self, argument: str) -> str:
+        """Return an argument with hyphens for the underscores in the name of an option, unchanged if it is none."""
+        name, equals, value = argument.partition("=")
+        option = name.replace("_", "-")
+        return option + equals + value if option in self._option_string_actions else argument
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2."""
         self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
-
-
-def _with_hyphens(argument: str) -> str:
-    """Return an argument with hyphens for the underscores in the name of an option, unchanged if it is none."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 def one_line(text: str) -> str:

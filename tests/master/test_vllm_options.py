@@ -31,7 +31,7 @@ def test_a_command_line_of_vllm_means_the_same_of_orca():
 
 
 def test_spellings_of_vllm():
-    of_vllm = "--model m --max_model_len 8K --max_num_batched_tokens=1.5k -O3"
+    of_vllm = "m --max_model_len 8K --max_num_batched_tokens=1.5k -O3"
     of_orca = "m --max-model-len 8192 --token-budget 1500"
     assert parser().parse_args(of_vllm.split()) == parser().parse_args(of_orca.split())
 
@@ -47,7 +47,23 @@ def test_the_model_as_an_option_precedes_that_of_the_file(tmp_path):
     file = tmp_path / "options.yaml"
     file.write_text("model: of-file\nmax_model_len: 8k\n")
     arguments = parser().parse_args(with_config_file(["--config", str(file), "--model=m"], parser(), "model"))
-    assert (arguments.model, arguments.max_model_len) == ("m", 8000)
+    assert (serve._model_of(parser(), arguments), arguments.max_model_len) == ("m", 8000)
+
+
+def test_underscores_of_the_command_line_replace_hyphens_of_the_file(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("allowed-hosts: [a, b]\n")
+    arguments = with_config_file(["--config", str(file), "m", "--allowed_hosts=c"], parser(), "model")
+    assert parser().parse_args(arguments).allowed_hosts == ["c"]
+
+
+@pytest.mark.parametrize("line", ["a --model b", "--model b a", "--model=b -- a", "--model b --port 1 a"])
+def test_two_models_are_refused(line, capsys):
+    with pytest.raises(SystemExit):
+        serve._model_of(parser(), parser().parse_args(line.split()))
+    assert (
+        capsys.readouterr().err == "orca serve: error: argument --model: there is a model without an option, too: a\n"
+    )
 
 
 @pytest.mark.parametrize(

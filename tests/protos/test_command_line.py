@@ -37,6 +37,8 @@ def test_names_of_options_may_have_underscores():
     assert parser.parse_args(["--max_len", "a_b"]).max_len == "a_b"
     assert parser.parse_args(["--max_len=--a_b"]).max_len == "--a_b"
     assert parser.parse_args(["--", "--max_len"]).rest == ["--max_len"]
+    assert parser.parse_args(["--max-len", "--my_key x"]).max_len == "--my_key x"
+    assert parser.parse_known_args(["--other_name"])[1] == ["--other_name"]
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("8000", 8000), ("65535", 65535)])

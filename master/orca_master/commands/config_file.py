@@ -33,7 +33,7 @@ def with_config_file(argv: list[str], parser: argparse.ArgumentParser, positiona
         return rest
     arguments: list[str] = []
     first: list[str] = []
-    given = {argument.partition("=")[0] for argument in rest}
+    given = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     for name, value in _values(known.config, positional).items():
         if name == positional and f"--{positional}" in given:
             continue

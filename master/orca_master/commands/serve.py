@@ -139,9 +139,10 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="orca serve", usage="orca serve MODEL [options]", description="Serves a model on this machine."
     )
-    # Without a default, which would replace the value of --model.
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="Hugging Face model directory")
-    parser.add_argument("--model", metavar="MODEL", help="the same, as in older versions of vLLM")
+    parser.add_argument("model", nargs="?", help="Hugging Face model directory")
+    parser.add_argument(
+        "--model", dest="named_model", metavar="MODEL", help="the same as an option, as in older versions of vLLM"
+    )
     parser.add_argument(
         "--pipeline-parallel-size",
         "-pp",
@@ -178,6 +179,10 @@ def _parser() -> OneLineParser:
 
 def _model_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
     """Return the model, and end the process without one. Behind names of the model argparse takes it for one, too."""
+    if arguments.named_model is not None:
+        if arguments.model is not None:
+            parser.error(f"argument --model: there is a model without an option, too: {arguments.model}")
+        arguments.model = arguments.named_model
     several = [names for names in arguments.served_model_name or [] if len(names) > 1]
     if arguments.model is None and several:
         arguments.model = several[-1].pop()

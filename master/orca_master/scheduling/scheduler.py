@@ -184,7 +184,7 @@ class Scheduler:
 
     def dispatch(self, pipeline: str, proposal: Proposal) -> Batch:
         """Preempt requests, reserve slots for those that start and mark all RUNNING (lines 5 to 8)."""
-        state, ledger = self._pipelines[pipeline], self._pipelines[pipeline].ledger
+        ledger = (state := self._pipelines[pipeline]).ledger
         for victim in proposal.preempted:
             self.rewind(victim)
         shared = (entry for entry in proposal.selections if entry.num_shared_blocks)
