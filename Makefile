@@ -30,7 +30,7 @@ test-long: $(VENV)/dev-installed
 	$(BIN)/pytest -m 'long and not exhaustive' --numprocesses 2 --dist worksteal --durations 40
 
 # The tests for which .ci/run has no time: those with the marker `exhaustive`, then the properties of master, worker and
-# kernels with ten times as many examples. Half an hour.
+# kernels with ten times as many examples. An hour.
 test-exhaustive: $(VENV)/dev-installed
 	$(BIN)/pytest -m exhaustive --numprocesses 2 --dist worksteal --durations 40
 	$(BIN)/pytest tests/master tests/worker tests/kernels -m 'hypothesis and not qemu' --hypothesis-profile long --numprocesses 2 --dist worksteal

@@ -86,7 +86,7 @@ ORCA_INLINE void add_input(Floats (&sums)[kRows][kVectors], const uint32_t *word
 template <typename T>
 struct LinearCall : MapCall<T> {
   using Row = T;           // element type of the packed rows
-  const uint32_t *panels;  // [outputs / kPanel, inputs / kWidth, kPanel]
+  const uint32_t *panels;  // [outputs / kPanel, inputs / Product<T>::kWidth, kPanel]
 
   int64_t panel_words() const { return this->inputs / Product<T>::kWidth * kPanel; }
   const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(); }
