@@ -128,6 +128,19 @@ def test_a_row_with_weights_alone_is_the_same_beside_any_others(kernels, quantiz
 
 
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY)
+@pytest.mark.parametrize(("inputs", "group"), [(6656, GROUP), (7010, 24), (5888, 2944), (5888, None)], ids=str)
+def test_rows_of_many_inputs_are_multiplied_in_segments(kernels, quantization, inputs, group):
+    """Of whole groups; bit for bit as few rows, which are not divided."""
+    weight = random_weight(quantization, inputs, 40, group, asymmetric=True)
+    x, residual = random(230, inputs), random(230, 40)
+    linear = kernels.quantized_linear(weight, torch.randn(40).bfloat16(), torch.bfloat16)
+    for product in (linear, linear.gelu_tanh, lambda rows: linear.add(rows, residual[: len(rows)].clone())):
+        assert torch.equal(product(x[:20]), product(x)[:20])
+    assert torch.equal(linear(x), torch.cat([linear(rows) for rows in x.split(16)]))
+    assert_one_product_gives_both(linear, x)
+
+
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY)
 def test_rows_that_are_not_finite_change_no_other_row(kernels, quantization):
     """And zeros stand after the last input, and after its weights, whatever an earlier call has left there."""
     large = random_weight(quantization, 256, 64, GROUP, asymmetric=True)

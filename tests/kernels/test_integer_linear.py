@@ -61,6 +61,19 @@ def test_products_equal_those_of_torch_bit_for_bit(kernels, dtype, inputs, outpu
 
 
 @every_library
+@pytest.mark.parametrize("inputs", [5400, 8193])
+def test_rows_of_many_inputs(kernels, dtype, inputs):
+    """On tiles they are multiplied in segments (cpu/segments.h); a row's scale is that of all its inputs."""
+    generator = torch.Generator().manual_seed(inputs)
+    weight = quantize(torch.randn(9, inputs, generator=generator), W8A8)
+    linear = kernels.quantized_linear(weight, None, dtype)
+    x = torch.randn(150, inputs, generator=generator).to(dtype)
+    x[::2, -1], x[1::2, 0] = 9, -9
+    assert torch.equal(linear(x), scaled(x, weight).to(dtype))
+    assert_one_product_gives_both(linear, x)
+
+
+@every_library
 def test_the_largest_sums_of_32_bits(kernels, dtype):
     """Of the largest numbers with equal and opposite signs; the reference computes maps whose sums may not fit."""
     numbers = torch.full((3, MOST_INPUTS), -128, dtype=torch.int8)

@@ -28,6 +28,11 @@ struct GroupedIntegerCall : MapCall<T> {
   const float *scales;     // [outputs / kPanel, groups, kPanel]
   const float *zeros;      // the same shape, or null: all are 0
   int64_t group;           // inputs with a common scale, a multiple of kNibbles
+
+  static int64_t panel_words(int64_t inputs) { return Int4::words(inputs); }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(this->inputs); }
+  // Of the scales and zeros of the panel's first group.
+  int64_t first_scale(int64_t panel) const { return panel * scale_groups(this->inputs, group) * kPanel; }
 };
 
 // Adds the products of `kRows` rows and one panel. `words` has the rows' words interleaved, then their RowFactors
@@ -35,8 +40,8 @@ struct GroupedIntegerCall : MapCall<T> {
 template <typename Products, int kRows, typename T>
 __attribute__((always_inline)) inline void add_groups(const GroupedIntegerCall<T> &call, const uint32_t *words,
                                                       int64_t panel, Ahead ahead, float (&results)[kRows][kPanel]) {
-  const uint32_t *weights = call.panels + panel * Int4::words(call.inputs);
-  int64_t place = panel * scale_groups(call.inputs, call.group) * kPanel;  // of the group's scales and zeros
+  const uint32_t *weights = call.weights(panel);
+  int64_t place = call.first_scale(panel);
   const uint32_t *factors = words + nibble_steps(call.inputs) * kNibbleWords * kRows;
   for (int64_t first = 0; first < call.inputs; first += call.group, place += kPanel) {
     RowFactors of_rows[kRows];
@@ -177,8 +182,8 @@ struct GroupedIntegerBlocks {
   }
 
   void compute(const uint32_t *words, int64_t block, int64_t panel) const {
-    const int64_t first = begin(block), panel_words = Int4::words(call.inputs);
-    const Ahead ahead(call.panels + panel * panel_words, panel_words * sizeof(uint32_t), block, count);
+    const int64_t first = begin(block), bytes = call.panel_words(call.inputs) * sizeof(uint32_t);
+    const Ahead ahead(call.weights(panel), bytes, block, count);
     compute_rows(words + first * words_of_row, first, begin(block + 1) - first, panel, ahead);
   }
 };

@@ -23,7 +23,7 @@ inline uint32_t *unpacked_word(uint32_t *to, int64_t row, int part) {
 // instructions.
 template <typename T>
 struct GroupedIntegerTiles : GroupedIntegerCall<T> {
-  using Sum = int32_t;
+  using GroupSum = int32_t;
   using Number = uint32_t;
   static constexpr int64_t kFactorWords = 1;                        // of a row and group: the scale
   static constexpr int64_t kStepInputs = kTileWords * kWordInputs;  // of a tile
@@ -35,8 +35,6 @@ struct GroupedIntegerTiles : GroupedIntegerCall<T> {
   static void multiply_1() { _tile_dpbssd(1, 4, 7); }
   static void multiply_2() { _tile_dpbssd(2, 5, 6); }
   static void multiply_3() { _tile_dpbssd(3, 5, 7); }
-
-  static int64_t number_words(int64_t inputs) { return Int4::words(inputs); }
 
   // Quantises a group of a row and writes its words, kTileWords at a time, `stride` words apart: of each eight inputs
   // the even ones, then the odd ones.
@@ -86,7 +84,7 @@ struct GroupedIntegerTiles : GroupedIntegerCall<T> {
 // products.
 template <typename Call>
 struct GroupedResults {
-  using Sum = typename Call::Sum;
+  using Sum = typename Call::GroupSum;
   static constexpr int64_t kMostRows = 2 * kTileRows;
   alignas(64) Sum sums[kMostRows][kPanel];
   float spacing[512];  // at a distance of 4 KB loads of one array would wait for stores to the other
@@ -96,8 +94,11 @@ struct GroupedResults {
   int64_t rows, next_row;
   bool first;  // group
 
-  GroupedResults(const float *scales, const uint32_t *factors, int64_t rows)
-      : scales(scales), factors(factors), rows(rows), next_row(rows), first(true) {}
+  // `before`: the values of the groups of earlier segments, or null.
+  GroupedResults(const float *scales, const uint32_t *factors, int64_t rows, const float (*before)[kPanel])
+      : scales(scales), factors(factors), rows(rows), next_row(rows), first(!before) {
+    if (before) std::memcpy(values, before, rows * sizeof(*values));
+  }
 
   // Adds the next `count` rows, or those that are left.
   void add(int64_t count) { first ? add_rows<true>(count) : add_rows<false>(count); }
@@ -135,7 +136,7 @@ struct GroupedTileBlocks {
   static constexpr int64_t kMostRows = Results::kMostRows, kPieceInputs = kPieceSteps * Call::kStepInputs;
   const Call &call;
   int64_t first_row, rows;
-  int64_t groups = scale_groups(call.inputs, call.group);
+  int64_t groups = scale_groups(call.num_inputs(), call.group);
   int64_t tiles_of_row = row_tiles(call), words_of_row = row_words(call);
   int64_t count = (rows + kMostRows - 1) / kMostRows;
   uint32_t *unpacked = memory((count > 1 ? tiles_of_row : 2 * kPieceSteps) * kUnpackedWords);
@@ -144,12 +145,14 @@ struct GroupedTileBlocks {
   static int64_t tiles_of(int64_t inputs) { return (inputs + Call::kStepInputs - 1) / Call::kStepInputs; }
 
   static int64_t row_tiles(const Call &call) {
-    return call.inputs / call.group * tiles_of(call.group) + tiles_of(call.inputs % call.group);
+    return call.num_inputs() / call.group * tiles_of(call.group) + tiles_of(call.num_inputs() % call.group);
   }
 
   static int64_t row_words(const Call &call) {
-    return row_tiles(call) * kTileWords + scale_groups(call.inputs, call.group) * Call::kFactorWords;
+    return row_tiles(call) * kTileWords + scale_groups(call.num_inputs(), call.group) * Call::kFactorWords;
   }
+
+  static int64_t segment_unit(const Call &call) { return call.group; }
 
   int64_t begin(int64_t block) const { return std::min(rows, block * kMostRows); }
 
@@ -159,11 +162,11 @@ struct GroupedTileBlocks {
     const int64_t width = height(block), first = begin(block);
     words += first * words_of_row;
     for (int64_t row = 0; row < width; ++row) {
-      const typename Call::Element *from = call.x + (first_row + first + row) * call.inputs;
+      const auto *from = call.row(first_row + first + row);
       uint32_t *to = words + row * kTileWords;
       uint32_t *factors = words + tiles_of_row * width * kTileWords + row * Call::kFactorWords;
-      for (int64_t input = 0; input < call.inputs; input += call.group) {
-        const int64_t inputs = std::min(call.group, call.inputs - input);
+      for (int64_t input = 0; input < call.num_inputs(); input += call.group) {
+        const int64_t inputs = std::min(call.group, call.num_inputs() - input);
         Call::pack(from + input, inputs, to, width * kTileWords, factors);
         to += tiles_of(inputs) * width * kTileWords;
         factors += width * Call::kFactorWords;
@@ -187,19 +190,25 @@ struct GroupedTileBlocks {
   // kBoth: the block has more than 16 rows.
   template <bool kBoth>
   void compute_block(const uint32_t *words, int64_t block, int64_t panel) const {
-    const int64_t width = height(block), panel_words = Call::number_words(call.inputs), place = panel * groups * kPanel;
-    const typename Call::Number *numbers = call.panels + panel * panel_words;
-    Ahead ahead(numbers, panel_words * sizeof(*numbers), block, count);
-    Results results(call.scales + place, words + tiles_of_row * width * kTileWords, width);
+    const int64_t width = height(block), first = first_row + begin(block), place = call.first_scale(panel);
+    const int64_t panel_words = Call::panel_words(call.num_inputs());
+    const typename Call::Number *numbers = call.weights(panel);
+    Ahead ahead(numbers, panel_words * sizeof(*numbers), block, count,
+                (call.weights(panel + 1) - numbers) * sizeof(*numbers));
+    const float(*before)[kPanel] = nullptr;
+    if constexpr (Call::kIsSegment) {
+      if (!call.is_first()) before = call.sums(panel, first);
+    }
+    Results results(call.scales + place, words + tiles_of_row * width * kTileWords, width, before);
     uint32_t *weights = unpacked;
     for (int64_t group = 0, pieces = 1; group < groups; ++group) {
-      const int64_t inputs = std::min(call.group, call.inputs - group * call.group);
+      const int64_t inputs = std::min(call.group, call.num_inputs() - group * call.group);
       const int64_t part = (width - 1) / (4 * tiles_of(inputs) - 3) + 1;  // of the rows: see multiply
       for (int64_t input = 0; input < inputs; input += kPieceInputs, ++pieces) {
         const int64_t piece = std::min(kPieceInputs, inputs - input), steps = tiles_of(piece);
         if (block == 0) {
           Call::unpack(numbers, piece, call.zeros ? call.zeros + place + group * kPanel : nullptr, weights, ahead);
-          numbers += Call::number_words(piece);
+          numbers += Call::panel_words(piece);
           finish_writes(weights);
         }
         for (int64_t step = 0; step < steps; ++step, words += width * kTileWords) {
@@ -225,9 +234,15 @@ struct GroupedTileBlocks {
     }
     results.next_row = 0;
     results.finish_group();
+    if constexpr (Call::kIsSegment) {
+      if (!call.is_last()) {
+        std::memcpy(call.sums(panel, first), results.values, width * sizeof(*results.values));
+        return;
+      }
+    }
     OutputPanel<typename Call::Element> outputs(call, panel);
     for (int64_t row = 0; row < width; ++row) {
-      outputs.put_values(first_row + begin(block) + row,
+      outputs.put_values(first + row,
                          [&](int part, Floats bias) { return load(results.values[row] + part * kLanes) + bias; });
     }
   }

@@ -53,11 +53,11 @@ struct RowFactors {
   uint32_t sum;  // of its numbers
 };
 
-// Quantises a row and calls `put(step, word)` with each four numbers; zeros follow the last one.
+// Quantises inputs of a row and calls `put(step, word)` with each four numbers; zeros follow the last one. Returns the
+// sum of the numbers.
 template <typename T, typename Put>
-inline RowFactors quantize_words(const T *from, int64_t inputs, Put put) {
+inline uint32_t quantize_part(const T *from, int64_t inputs, float scale, Put put) {
   constexpr int kWords = kLanes / kWordInputs;
-  const float scale = row_scale(from, inputs);
   const int64_t steps = integer_steps(inputs);
   Ints total{};
   for (int64_t first = 0; first < steps; first += kWords) {
@@ -76,7 +76,14 @@ inline RowFactors quantize_words(const T *from, int64_t inputs, Put put) {
   store_as(parts, total);
   uint32_t sum = 0;
   for (const int32_t part : parts) sum += static_cast<uint32_t>(part);
-  return {scale, sum};
+  return sum;
+}
+
+// The same for inputs that get a scale of their own.
+template <typename T, typename Put>
+inline RowFactors quantize_words(const T *from, int64_t inputs, Put put) {
+  const float scale = row_scale(from, inputs);
+  return {scale, quantize_part(from, inputs, scale, put)};
 }
 
 // Writes a row's outputs of a panel from its sums of products, which are 128 x `sum` too large.

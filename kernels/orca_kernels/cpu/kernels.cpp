@@ -217,21 +217,23 @@ ORCA_DEFINE_RUN(pack_w8a8)
                                       int64_t outputs) {                                                              \
     const orca::IntegerCall<T> call{                                                                                  \
         {x, bias, residual, y, activated, rows, inputs, outputs}, panels, scales};                                    \
-    orca::linear<orca::Call<T>, orca::__VA_ARGS__>(orca::Call<T>{call});                                              \
+    orca::__VA_ARGS__(orca::Call<T>{call});                                                                           \
   }                                                                                                                   \
   ORCA_DEFINE_RUN(linear_##name)
 
+#define ORCA_INTEGER(T, Products) linear<orca::IntegerCall<T>, orca::IntegerBlocks<T, orca::Products>>
+
 #define ORCA_DEFINE_PAIRS(name, T) \
-  ORCA_DEFINE_INTEGER_LINEAR(w8a8_##name, T, IntegerCall, IntegerBlocks<T, orca::PairProducts>)
+  ORCA_DEFINE_INTEGER_LINEAR(w8a8_##name, T, IntegerCall, ORCA_INTEGER(T, PairProducts))
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_PAIRS)
 #if defined(ORCA_VNNI)
 #define ORCA_DEFINE_BYTES(name, T) \
-  ORCA_DEFINE_INTEGER_LINEAR(w8a8_vnni_##name, T, IntegerCall, IntegerBlocks<T, orca::ByteProducts>)
+  ORCA_DEFINE_INTEGER_LINEAR(w8a8_vnni_##name, T, IntegerCall, ORCA_INTEGER(T, ByteProducts))
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_BYTES)
 #endif
 #if defined(__AMX_INT8__)
 #define ORCA_DEFINE_INTEGER_TILES(name, T) \
-  ORCA_DEFINE_INTEGER_LINEAR(w8a8_tiles_##name, T, IntegerTileCall, TileBlocks<orca::IntegerTileCall<T>>)
+  ORCA_DEFINE_INTEGER_LINEAR(w8a8_tiles_##name, T, IntegerTileCall, tile_linear)
 ORCA_FOR_EACH_TYPE(ORCA_DEFINE_INTEGER_TILES)
 #endif
 

@@ -56,6 +56,9 @@ struct Ahead {
 template <typename T>
 struct MapCall {
   using Element = T;
+  using Sum = float;
+  struct Factors {};  // what a packed row has beside its words
+  static constexpr int64_t kFactorWords = 0;
   const T *x;         // [rows, inputs]
   const T *bias;      // [outputs], or null
   const T *residual;  // [rows, outputs], or null
@@ -88,8 +91,8 @@ struct LinearCall : MapCall<T> {
   using Row = T;           // element type of the packed rows
   const uint32_t *panels;  // [outputs / kPanel, inputs / Product<T>::kWidth, kPanel]
 
-  int64_t panel_words() const { return this->inputs / Product<T>::kWidth * kPanel; }
-  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(); }
+  static int64_t panel_words(int64_t inputs) { return inputs / Product<T>::kWidth * kPanel; }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(this->inputs); }
 
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
@@ -121,8 +124,8 @@ struct WideCall : MapCall<BFloat16> {
   using Row = float;
   const uint32_t *panels;  // [outputs / kPanel, inputs / 2, kPanel]
 
-  int64_t panel_words() const { return inputs / 2 * kPanel; }
-  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(); }
+  static int64_t panel_words(int64_t inputs) { return inputs / 2 * kPanel; }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(inputs); }
 
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
@@ -263,6 +266,8 @@ struct RowBlocks {
 
   static int64_t row_words(const Call &call) { return call.num_inputs() / Product<Row>::kWidth; }  // of a packed row
 
+  static int64_t segment_unit(const Call &) { return 32; }
+
   int64_t begin(int64_t block) const { return rows * block / count; }
 
   // Packs a block's rows for panel_rows.
@@ -287,7 +292,8 @@ struct RowBlocks {
     const int64_t first = begin(block);
     const int64_t width = begin(block + 1) - first, word = sizeof(*call.panels);
     const auto *weights = call.weights(panel);
-    const Ahead ahead(weights, call.panel_words() * word, block, count, (call.weights(panel + 1) - weights) * word);
+    const Ahead ahead(weights, Call::panel_words(call.num_inputs()) * word, block, count,
+                      (call.weights(panel + 1) - weights) * word);
     panel_block<Call>(call, words + first * steps, first_row + first, width, panel, ahead);
   }
 };

@@ -75,8 +75,10 @@ struct QuantizedCall : MapCall<T> {
   const float *zeros;                   // the same shape, or null: all are 0
   int64_t group;                        // inputs with a common scale
 
-  int64_t panel_words() const { return Format::words(this->inputs); }
-  const typename Format::Word *weights(int64_t panel) const { return panels + panel * panel_words(); }
+  static int64_t panel_words(int64_t inputs) { return Format::words(inputs); }
+  const typename Format::Word *weights(int64_t panel) const { return panels + panel * panel_words(this->inputs); }
+  // Of the scales and zeros of the panel's first group.
+  int64_t first_scale(int64_t panel) const { return panel * scale_groups(this->inputs, group) * kPanel; }
 
   // Adds the products of `kRows` rows and one panel; see LinearCall::add.
   template <int kRows>
@@ -90,7 +92,7 @@ struct QuantizedCall : MapCall<T> {
   void multiply_less(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
     constexpr int64_t kInputs = Format::kInputs, kBytes = Format::kWords * sizeof(typename Format::Word);
     const typename Format::Word *numbers = weights(panel);
-    int64_t place = panel * scale_groups(this->inputs, group) * kPanel;  // of the group's scales and zeros
+    int64_t place = first_scale(panel);
     for (int64_t first = 0; first < this->inputs; first += group, place += kPanel) {
       const int64_t end = std::min(this->inputs, first + group);
       Floats of_group[kVectors] = {};

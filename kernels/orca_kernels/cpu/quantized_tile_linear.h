@@ -87,17 +87,14 @@ struct BFloat16Numbers<Int4> {
 
 template <typename Format>
 struct QuantizedTiles : QuantizedCall<BFloat16, Format> {
-  using Sum = float;
+  using GroupSum = float;
   using Number = typename Format::Word;
-  static constexpr int64_t kFactorWords = 0;
   static constexpr int64_t kStepInputs = 2 * kTileWords;  // of a tile
 
   static void multiply_0() { _tile_dpbf16ps(0, 4, 6); }
   static void multiply_1() { _tile_dpbf16ps(1, 4, 7); }
   static void multiply_2() { _tile_dpbf16ps(2, 5, 6); }
   static void multiply_3() { _tile_dpbf16ps(3, 5, 7); }
-
-  static int64_t number_words(int64_t inputs) { return Format::words(inputs); }
 
   // Writes the words of a group of a row, kTileWords at a time, `stride` words apart.
   static void pack(const BFloat16 *from, int64_t inputs, uint32_t *to, int64_t stride, uint32_t *) {
@@ -122,7 +119,7 @@ struct QuantizedTiles : QuantizedCall<BFloat16, Format> {
 
 template <typename Format>
 void tile_linear(const QuantizedCall<BFloat16, Format> &call) {
-  linear<QuantizedTiles<Format>, GroupedTileBlocks<QuantizedTiles<Format>>>(QuantizedTiles<Format>{call});
+  linear_in_segments<QuantizedTiles<Format>, GroupedTileBlocks>(QuantizedTiles<Format>{call});
 }
 
 }  // namespace orca

@@ -20,21 +20,25 @@ constexpr int64_t kMostSums = 1 << 22;  // that are kept: the outputs of a vocab
 template <typename Base>
 struct SegmentCall : Base {
   using Element = typename Base::Element;
-  using Sums = float (*)[kPanel];
+  using Sums = typename Base::Sum (*)[kPanel];
   static constexpr bool kIsSegment = true;
-  static constexpr int64_t kWidth = Product<Element>::kWidth;
-  int64_t first, count;         // of the inputs
-  int64_t first_row, num_rows;  // of the chunk
-  int64_t first_panel;          // of the pass
-  Sums kept;                    // [panels of the pass, num_rows]
+  int64_t first, count;             // of the inputs
+  int64_t first_row, num_rows;      // of the chunk
+  int64_t first_panel;              // of the pass
+  Sums kept;                        // [panels of the pass, num_rows]
+  typename Base::Factors *factors;  // [num_rows]
 
   bool is_first() const { return first == 0; }
   bool is_last() const { return first + count == this->inputs; }
   int64_t num_inputs() const { return count; }
   const Element *row(int64_t place) const { return Base::row(place) + first; }
-  int64_t panel_words() const { return count / kWidth * kPanel; }
-  const uint32_t *weights(int64_t panel) const { return Base::weights(panel) + first / kWidth * kPanel; }
+  const auto *weights(int64_t panel) const { return Base::weights(panel) + Base::panel_words(first); }
+  int64_t first_scale(int64_t panel) const { return Base::first_scale(panel) + first / this->group * kPanel; }
   Sums sums(int64_t panel, int64_t row) const { return kept + (panel - first_panel) * num_rows + row - first_row; }
+
+  // The factors of a row and its inputs before this segment; with `keep` those of the next segment.
+  auto row_factors(int64_t row) const { return is_first() ? Base::row_factors(row) : factors[row - first_row]; }
+  void keep(int64_t row, typename Base::Factors of_row) const { factors[row - first_row] = of_row; }
 
   template <int kRows>
   void multiply(const uint32_t *words, int64_t panel, Ahead ahead, Floats (&sums)[kRows][kVectors]) const {
@@ -42,25 +46,31 @@ struct SegmentCall : Base {
   }
 };
 
-// As `linear` with Blocks<Call>, in segments where rows are long and do not all fit into the cache.
+// As `linear` with Blocks<Call>, in segments where rows are long and do not all fit into the cache. Segments have a multiple
+// of `Blocks<Call>::segment_unit` inputs: whole words, tiles, and groups with a common scale.
 template <typename Call, template <typename> class Blocks>
 void linear_in_segments(const Call &call) {
   using Segment = SegmentCall<Call>;
-  constexpr int64_t kMostRows = Blocks<Segment>::kMostRows, kUnit = 32;  // inputs: those of whole words and tiles
+  constexpr int64_t kMostRows = Blocks<Segment>::kMostRows;
   const int64_t row_words = Blocks<Call>::row_words(call);
-  if (row_words <= kLongRow || call.rows * row_words <= kChunkWords) return linear<Call, Blocks<Call>>(call);
-  const int64_t segments = (row_words + kSegmentWords - 1) / kSegmentWords;
-  const int64_t most = (call.inputs + segments * kUnit - 1) / (segments * kUnit) * kUnit;
-  const int64_t words_of_segment = Blocks<Segment>::row_words(Segment{call, 0, most, 0, 0, 0, nullptr});
-  const int64_t chunk = std::min(call.rows, kChunkWords / words_of_segment / kMostRows * kMostRows);
+  const int64_t segments = (row_words + kSegmentWords - 1) / kSegmentWords, unit = Blocks<Call>::segment_unit(call);
+  const int64_t most = (call.inputs + segments * unit - 1) / (segments * unit) * unit;
+  const bool few = row_words <= kLongRow || call.rows * row_words <= kChunkWords;
+  if (few || most >= call.inputs) return linear<Call, Blocks<Call>>(call);
+  const int64_t words_of_segment = Blocks<Segment>::row_words(Segment{call, 0, most, 0, 0, 0, nullptr, nullptr});
+  const int64_t whole_blocks = std::max<int64_t>(1, kChunkWords / words_of_segment / kMostRows);
+  const int64_t chunk = std::min(call.rows, whole_blocks * kMostRows);
   const int64_t panels = (call.outputs + kPanel - 1) / kPanel;
   const int64_t most_panels = std::min(panels, std::max<int64_t>(1, kMostSums / (chunk * kPanel)));
   static thread_local Lines<uint32_t> memory;  // reused by later calls
-  static thread_local Lines<float> sums;
+  static thread_local Lines<typename Call::Sum> sums;
+  static thread_local Lines<typename Call::Factors> factors;
   memory.resize(std::max<size_t>(memory.size(), chunk * words_of_segment));
   sums.resize(std::max<size_t>(sums.size(), most_panels * chunk * kPanel));
+  factors.resize(std::max<size_t>(factors.size(), chunk));
   uint32_t *words = memory.data();
   const auto kept = reinterpret_cast<typename Segment::Sums>(sums.data());
+  typename Call::Factors *of_rows = factors.data();
 #pragma omp parallel
   for (int64_t first_row = 0; first_row < call.rows; first_row += chunk) {
     const int64_t rows = std::min(chunk, call.rows - first_row);
@@ -68,7 +78,7 @@ void linear_in_segments(const Call &call) {
       const int64_t end = std::min(panels, first_panel + most_panels);
       for (int64_t first = 0; first < call.inputs; first += most) {
         const int64_t count = std::min(most, call.inputs - first);
-        const Segment segment{call, first, count, first_row, rows, first_panel, kept};
+        const Segment segment{call, first, count, first_row, rows, first_panel, kept, of_rows};
         Blocks<Segment> blocks{segment, first_row, rows};
 #pragma omp for
         for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(words, block);

@@ -32,13 +32,12 @@ constexpr LinearShapes kLinearShapes;
 
 // The products of a type of words: their instruction, the packing of a row, and what a row has beside its words.
 struct TileCall : MapCall<BFloat16> {
-  using Sum = float;
-  struct Factors {};
-  static constexpr int64_t kFactorWords = 0;
-  const uint32_t *panels;  // [outputs / kPanel, inputs / 2, kPanel]
+  static constexpr int64_t kStepInputs = 2 * kTileWords;  // of a tile
+  const uint32_t *panels;                                 // [outputs / kPanel, inputs / 2, kPanel]
 
   static int64_t steps(int64_t inputs) { return inputs / 2; }
-  const uint32_t *weights(int64_t panel) const { return panels + panel * steps(inputs) * kPanel; }
+  static int64_t panel_words(int64_t inputs) { return steps(inputs) * kPanel; }
+  const uint32_t *weights(int64_t panel) const { return panels + panel * panel_words(inputs); }
 
   static void multiply_first() {
     _tile_dpbf16ps(0, 4, 6);
@@ -49,8 +48,10 @@ struct TileCall : MapCall<BFloat16> {
     _tile_dpbf16ps(3, 5, 7);
   }
 
+  Factors row_factors(int64_t) const { return {}; }
+
   // Writes the words of `count` inputs of a row, kTileWords at a time, `stride` words apart.
-  static Factors pack(const BFloat16 *from, int64_t count, uint32_t *to, int64_t stride) {
+  static void pack(const BFloat16 *from, int64_t count, uint32_t *to, int64_t stride, Factors &) {
     int64_t input = 0;
     for (; input + 2 * kTileWords <= count; input += 2 * kTileWords, to += stride) {
       std::memcpy(to, from + input, kTileBytes);
@@ -59,7 +60,6 @@ struct TileCall : MapCall<BFloat16> {
       std::fill_n(to, kTileWords, 0);
       std::memcpy(to, from + input, (count - input) * sizeof(BFloat16));
     }
-    return {};
   }
 
   void put(OutputPanel<BFloat16> &outputs, int64_t row, const float (&sums)[kPanel], Factors) const {
@@ -73,9 +73,11 @@ struct IntegerTileCall : IntegerCall<T> {
   using Sum = int32_t;
   using Factors = RowFactors;
   static constexpr int64_t kFactorWords = sizeof(RowFactors) / 4;
+  static constexpr int64_t kStepInputs = kTileWords * kWordInputs;  // of a tile
 
   static int64_t steps(int64_t inputs) { return integer_steps(inputs); }
-  const uint32_t *weights(int64_t panel) const { return this->panels + panel * steps(this->inputs) * kPanel; }
+  static int64_t panel_words(int64_t inputs) { return steps(inputs) * kPanel; }
+  const uint32_t *weights(int64_t panel) const { return this->panels + panel * panel_words(this->inputs); }
 
   static void multiply_first() {
     _tile_dpbsud(0, 4, 6);
@@ -86,9 +88,12 @@ struct IntegerTileCall : IntegerCall<T> {
     _tile_dpbsud(3, 5, 7);
   }
 
-  static Factors pack(const T *from, int64_t count, uint32_t *to, int64_t stride) {
+  // Of a row before it is packed: `pack` adds to the sum.
+  Factors row_factors(int64_t place) const { return {row_scale(this->row(place), this->inputs), 0}; }
+
+  static void pack(const T *from, int64_t count, uint32_t *to, int64_t stride, Factors &factors) {
     std::fill_n(to + steps(count) / kTileWords * stride, steps(count) % kTileWords ? kTileWords : 0, 0);
-    return quantize_words(from, count, [=](int64_t step, uint32_t word) {
+    factors.sum += quantize_part(from, count, factors.scale, [=](int64_t step, uint32_t word) {
       to[step / kTileWords * stride + step % kTileWords] = word;
     });
   }
@@ -118,6 +123,8 @@ struct TileBlocks {
 
   static int64_t row_words(const Call &call) { return row_steps(call.num_inputs()) + Call::kFactorWords; }
 
+  static int64_t segment_unit(const Call &) { return Call::kStepInputs; }
+
   int64_t begin(int64_t block) const { return std::min(rows, block * kMostRows); }
 
   int64_t height(int64_t block) const { return begin(block + 1) - begin(block); }
@@ -126,8 +133,10 @@ struct TileBlocks {
     const int64_t width = height(block), first = block * kMostRows;
     words += first * words_of_row;
     for (int64_t row = 0; row < width; ++row) {
-      const auto *from = call.row(first_row + first + row);
-      const Factors factors = Call::pack(from, call.num_inputs(), words + row * kTileWords, width * kTileWords);
+      const int64_t place = first_row + first + row;
+      Factors factors = call.row_factors(place);
+      Call::pack(call.row(place), call.num_inputs(), words + row * kTileWords, width * kTileWords, factors);
+      if constexpr (Call::kIsSegment) call.keep(place, factors);
       std::memcpy(words + steps * width + row * Call::kFactorWords, &factors, Call::kFactorWords * 4);
     }
   }
@@ -265,6 +274,13 @@ void compute_panel(TileBlocks<Call> &blocks, const uint32_t *words, int64_t pane
 }
 
 inline void linear(const TileCall &call) { linear_in_segments<TileCall, TileBlocks>(call); }
+
+#if defined(__AMX_INT8__)
+template <typename T>
+void tile_linear(const IntegerTileCall<T> &call) {
+  linear_in_segments<IntegerTileCall<T>, TileBlocks>(call);
+}
+#endif
 
 }  // namespace orca
 #endif
