@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from orca_master.commands.offline_config import TYPES, offline_config
+from orca_master.commands.offline_config import SYNONYMS, TYPES, offline_config
 from orca_master.engine.config import EngineConfig
 from orca_master.errors import ConfigurationError
 
@@ -87,6 +87,11 @@ def test_options_under_the_names_of_vllm():
     assert config == offline_config(
         {"max_batch_size": 3, "token_budget": 100, "memory_utilization": 0.5, "prefix_caching": False}
     )
+
+
+def test_none_under_a_name_of_vllm_is_the_default():
+    assert offline_config(dict.fromkeys(SYNONYMS)) == offline_config({})
+    assert offline_config({"token_budget": 100, "max_num_batched_tokens": None}).token_budget == 100
 
 
 @pytest.mark.parametrize(

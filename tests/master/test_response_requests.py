@@ -35,7 +35,7 @@ def test_null_means_the_default():
     [
         ({"reasoning": {"effort": "most"}}, "reasoning", "'low'"),
         ({"reasoning": {"summary": "auto"}}, "reasoning", "reasoning.summary: this field is unknown or not supported"),
-        ({"truncation": "auto"}, "truncation", "'disabled'"),
+        ({"truncation": "last"}, "truncation", "'auto' or 'disabled'"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": 1}, "input", "valid string"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input", "input.0.content.0: type"),

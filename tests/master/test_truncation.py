@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, processors
 
 CONTEXT = 1000
 LETTERS = "abcdefgh"
-ROUTES = {"completions": "prompt", "chat/completions": "messages", "embeddings": "input"}
+ROUTES = {"completions": "prompt", "chat/completions": "messages", "embeddings": "input", "responses": "input"}
 
 
 class Short(ScriptedEngine):
@@ -124,6 +124,16 @@ def test_all_that_fits_beside_the_answer(scripted, route, fields, count):
     remaining(scripted, route, "x" * 3 * CONTEXT, truncate_prompt_tokens=-1, **fields)
     assert len(scripted.engine.submissions[-1].prompt) == count
     assert remaining(scripted, route, LETTERS, truncate_prompt_tokens=-1, **fields).endswith(LETTERS)
+
+
+@pytest.mark.parametrize(("fields", "count"), [({}, CONTEXT - 1), ({"max_output_tokens": 100}, CONTEXT - 100)])
+def test_truncation_auto_of_a_response_keeps_all_that_fits(scripted, fields, count):
+    long = "x" * 3 * CONTEXT
+    answer = send(scripted, "responses", f"{long}{LETTERS}", truncation="auto", **fields)
+    assert (answer.status_code, answer.json()["truncation"]) == (200, "auto")
+    assert len(scripted.engine.submissions[-1].prompt) == count
+    assert scripted.prompt.endswith(LETTERS)
+    assert send(scripted, "responses", long, **fields).json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_one_token_remains_beside_an_answer_that_leaves_no_room(scripted):

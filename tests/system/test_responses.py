@@ -141,7 +141,7 @@ def test_a_client_that_leaves_cancels_its_response(served):
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
         ({"input": "a", "tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"input": "a", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "x"}}}}, "text"),
-        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "truncation": "last"}, "truncation"),
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
         ({"input": "a", "max_output_tokens": 10**9}, "max_output_tokens"),
         ({"input": "a" * 1000, "extra": 1}, "extra"),

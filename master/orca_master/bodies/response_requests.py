@@ -101,7 +101,7 @@ class ResponseRequest(SamplingFields):
     reasoning: ReasoningOptions = ReasoningOptions()
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16, fail_fast=True)] = []
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     metadata: Metadata = {}
     user: Name | None = None
     safety_identifier: Name | None = None

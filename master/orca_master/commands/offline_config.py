@@ -89,6 +89,8 @@ def _own(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options under ORCA's names, without those of vLLM that ask for nothing; raise ConfigurationError."""
     own: dict[str, Any] = {}
     for given, value in options.items():
+        if given in SYNONYMS and value is None:
+            continue  # in vLLM: the default
         name = SYNONYMS.get(given, given)
         if name in own:
             raise ConfigurationError(f"{given}: {name} is the same option under another name: give one of them")

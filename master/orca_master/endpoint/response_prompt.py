@@ -23,6 +23,7 @@ from orca_master.bodies.response_items import (
 )
 from orca_master.bodies.response_requests import FunctionToolChoice, ResponseRequest
 from orca_master.bodies.sampling_fields import SamplingFields
+from orca_master.bodies.truncation import WHAT_FITS
 from orca_master.bodies.validation import described
 from orca_master.errors import RequestError
 
@@ -67,6 +68,8 @@ def chat_request(
     fields["messages"] = _messages(body.instructions, [*earlier, *body.items])
     if body.max_output_tokens is not None:
         fields["max_completion_tokens"] = body.max_output_tokens
+    if body.truncation == "auto":
+        fields["truncate_prompt_tokens"] = WHAT_FITS  # as in vLLM; OpenAI drops whole items
     if body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     if body.wants_logprobs:
