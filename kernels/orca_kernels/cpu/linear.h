@@ -266,7 +266,7 @@ struct RowBlocks {
 
   static int64_t row_words(const Call &call) { return call.num_inputs() / Product<Row>::kWidth; }  // of a packed row
 
-  static int64_t segment_unit(const Call &) { return 32; }
+  static int64_t segment_unit(const Call &) { return 32; }  // a multiple of a word's inputs
 
   int64_t begin(int64_t block) const { return rows * block / count; }
 

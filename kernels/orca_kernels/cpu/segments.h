@@ -7,8 +7,9 @@
 
 namespace orca {
 
-// Packed words of the longest row that is not divided, and of the longest segment (docs/benchmarks/kernels.md). With tiles
-// memory limits the products sooner; other instructions lose a few percent by shorter segments.
+// Packed words of the longest row that is not divided, and of the longest segment, unless a group with a common scale is
+// longer (docs/benchmarks/kernels.md). With tiles memory limits the products sooner; other instructions lose a few percent
+// by shorter segments.
 #if defined(__AMX_BF16__)
 constexpr int64_t kLongRow = 1280, kSegmentWords = 640;
 #else
@@ -36,7 +37,7 @@ struct SegmentCall : Base {
   int64_t first_scale(int64_t panel) const { return Base::first_scale(panel) + first / this->group * kPanel; }
   Sums sums(int64_t panel, int64_t row) const { return kept + (panel - first_panel) * num_rows + row - first_row; }
 
-  // The factors of a row and its inputs before this segment; with `keep` those of the next segment.
+  // A row's scale, and the sum of its numbers before this segment. `keep` stores them for the next one.
   auto row_factors(int64_t row) const { return is_first() ? Base::row_factors(row) : factors[row - first_row]; }
   void keep(int64_t row, typename Base::Factors of_row) const { factors[row - first_row] = of_row; }
 
@@ -46,8 +47,8 @@ struct SegmentCall : Base {
   }
 };
 
-// As `linear` with Blocks<Call>, in segments where rows are long and do not all fit into the cache. Segments have a multiple
-// of `Blocks<Call>::segment_unit` inputs: whole words, tiles, and groups with a common scale.
+// As `linear` with Blocks<Call>, in segments where rows are long and do not all fit into the cache. All segments but the last
+// one have a multiple of `Blocks<Call>::segment_unit` inputs: whole words, tiles, or groups with a common scale.
 template <typename Call, template <typename> class Blocks>
 void linear_in_segments(const Call &call) {
   using Segment = SegmentCall<Call>;
