@@ -8,9 +8,9 @@ import pytest
 import torch
 from orca_kernels.cpu.kernels import NAMES, CpuKernels
 from orca_kernels.cpu.library import CpuLibrary
-from orca_kernels.cpu.targets import AVX512, TILES, processor_flags
+from orca_kernels.cpu.targets import AVX512, processor_flags
 from orca_kernels.interface import whole_group
-from orca_kernels.quantization import BITS, GROUP, W4A8, W8A8, WEIGHT_ONLY, QuantizedWeight
+from orca_kernels.quantization import BITS, GROUP, W4A8, WEIGHT_ONLY, QuantizedWeight
 from support.cpu_targets import load, tile_target
 from support.linear_maps import assert_one_product_gives_both
 
@@ -138,18 +138,6 @@ def test_rows_of_many_inputs_are_multiplied_in_segments(kernels, quantization, i
         assert torch.equal(product(x[:20]), product(x)[:20])
     assert torch.equal(linear(x), torch.cat([linear(rows) for rows in x.split(16)]))
     assert_one_product_gives_both(linear, x)
-
-
-@pytest.mark.skipif(not TILES <= FLAGS, reason="emulated tiles would take minutes")
-@pytest.mark.parametrize("quantization", [*WEIGHT_ONLY, W8A8])
-def test_segments_of_more_outputs_than_have_kept_sums(kernels, quantization):
-    """Several passes of outputs for each of two chunks of rows; bit for bit as few rows."""
-    group = None if quantization == W8A8 else GROUP
-    linear = kernels.quantized_linear(
-        random_weight(quantization, 5376, 15_000, group, asymmetric=False), None, torch.bfloat16
-    )
-    x = random(450, 5376)
-    assert torch.equal(linear(x), torch.cat([linear(rows) for rows in x.split(16)]))
 
 
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY)
