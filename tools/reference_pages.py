@@ -17,7 +17,7 @@ from unittest import mock
 
 from orca_bench.cli import COMMANDS as BENCH_COMMANDS
 from orca_master.cli import HELP
-from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES
+from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES, option_of
 from orca_master.journal.status import no_journal
 from orca_master.metrics.prometheus import Metrics
 from orca_master.metrics.vllm_names import names_of
@@ -138,7 +138,7 @@ def vllm_options() -> list[str]:
         "| option | accepted | way out |",
         "|---|---|---|",
         *(
-            f"| `--{name}` | {accepted} | {way_out} |"
+            f"| `{option_of(name)}` | {accepted} | {way_out} |"
             for name, (accepted, way_out) in sorted({**flags, **values, **refused}.items())
         ),
     ]

@@ -7,7 +7,7 @@ import argparse
 import pytest
 from orca_master.commands import master, serve
 from orca_master.commands.config_file import with_config_file
-from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES, refusal
+from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES, option_of, refusal, without_keys
 from orca_master.errors import ConfigurationError
 from orca_protos.command_line import OneLineParser
 
@@ -79,6 +79,8 @@ def test_two_models_are_refused(line, capsys):
         ("--hf-token secret", "--hf-token: an option of vLLM that ORCA does not have: download the model first"),
         ("--no-enable-auto-tool-choice", "--no-enable-auto-tool-choice: an option of vLLM that ORCA does not have: g"),
         ('--allowed-origins ["*"]', "argument --allowed-origins: '[\"*\"]' is no origin: give the option once for"),
+        ("-q awq", "-q: an option of vLLM that ORCA does not have: give --quantization"),
+        ("-cc {}", "--compilation-config: an option of vLLM that ORCA does not have: remove the option: models"),
     ],
 )
 @pytest.mark.parametrize(
@@ -103,7 +105,39 @@ def test_no_option_is_in_two_tables_or_one_of_orca():
     assert not (ACCEPTED_FLAGS | VALUES.keys()) & REFUSED.keys()
     actions = parser()._option_string_actions.values()
     hidden = {action.option_strings[0] for action in actions if action.help == argparse.SUPPRESS}
-    assert hidden == {f"--{name}" for name in (*ACCEPTED_FLAGS, *VALUES, *REFUSED)}
+    assert hidden == {option_of(name) for name in (*ACCEPTED_FLAGS, *VALUES, *REFUSED)}
+
+
+@pytest.mark.parametrize(
+    ("argument", "without"),
+    [
+        ("--compilation-config.level", "--compilation-config"),
+        ("--compilation_config.pass_config.x=3.5", "--compilation-config=3.5"),
+        ("-cc.mode=3", "-cc=3"),
+        ("--speculative-config.method=ngram", "--speculative-config=ngram"),
+        ("--port.x=1", "--port.x=1"),
+        ("--chat-template=a.b", "--chat-template=a.b"),
+        ("-O.level=3", "-O.level=3"),
+        ("a.b", "a.b"),
+    ],
+)
+def test_keys_of_json_values(argument, without):
+    assert without_keys([argument]) == [without]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda options: serve.main(["m", *options]), id="serve"),
+        pytest.param(lambda options: master.main(["--model", "m", "--pipeline", "a:1", *options]), id="master"),
+    ],
+)
+@pytest.mark.parametrize("line", ["--compilation-config.level 3", "-cc.level=3"])
+def test_a_key_of_a_json_value_is_refused_with_the_way_out(capsys, call, line):
+    with pytest.raises(SystemExit) as end:
+        call(line.split())
+    assert end.value.code == 2
+    assert "--compilation-config: an option of vLLM that ORCA does not have: rem" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ out. Those that ORCA has under vLLM's names, such as `--max-num-seqs`, are secon
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -70,8 +71,15 @@ VALUES: Mapping[str, Values] = {
     "tokenizer-mode": Values(("auto", "hf"), "the checkpoint's tokenizer.json is read"),
 }
 
-SHORT: Mapping[str, tuple[str, ...]] = {"optimization-level": ("-O",)}
-"""Further names of these options."""
+SHORT: Mapping[str, tuple[str, ...]] = {
+    "compilation-config": ("-cc",),
+    "data-parallel-address": ("-dpa",),
+    "data-parallel-size-local": ("-dpl",),
+    "enable-expert-parallel": ("-ep",),
+    "optimization-level": ("-O",),
+    "speculative-config": ("-sc",),
+}
+"""Further names of options of these tables."""
 
 DOWNLOAD = "download the model first: orca fetch URI --into DIR"
 CONFIGURATION = "edit config.json in the model's folder"
@@ -79,6 +87,7 @@ HOSTS = "run orca worker on the other hosts, and orca master"
 HTTPS = "let a proxy in front, such as an Ingress, do HTTPS"
 CORS = "give --allowed-origins ORIGIN: requests from there may have any method and header"
 REFUSED: Mapping[str, str] = {
+    "-q": "give --quantization",
     "allow-credentials": "remove the option: keys come in the header Authorization",
     "allowed-headers": CORS,
     "allowed-methods": CORS,
@@ -139,6 +148,9 @@ REFUSED: Mapping[str, str] = {
 }
 """What to do instead of options that are always refused, with a value or without."""
 
+_KEY = re.compile(r"^(--?[a-z][a-z_-]*)\.[^=]*")
+_SHORT_REFUSED = frozenset(short for name, others in SHORT.items() if name in REFUSED for short in others)
+
 
 def add_vllm_options(parser: argparse.ArgumentParser) -> None:
     """Add vLLM's options that `parser` lacks; the help does not list them."""
@@ -148,6 +160,19 @@ def add_vllm_options(parser: argparse.ArgumentParser) -> None:
         _add(parser, name, None)
     for name in REFUSED:
         _add(parser, name, "?")
+
+
+def without_keys(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with `--NAME` for `--NAME.KEY`, vLLM's way to set a key of a JSON value, if NAME is refused.
+
+    The parser then refuses the option with the way out.
+    """
+    return [_KEY.sub(_without_key, argument, count=1) for argument in argv]
+
+
+def option_of(name: str) -> str:
+    """Return the option with a name of these tables; names of short options begin with their hyphen."""
+    return name if name.startswith("-") else f"--{name}"
 
 
 def refusal(name: str, value: object) -> str | None:
@@ -168,8 +193,13 @@ def refusal(name: str, value: object) -> str | None:
 
 
 def _add(parser: argparse.ArgumentParser, name: str, nargs: int | str | None) -> None:
-    names = (f"--{name}", *SHORT.get(name, ()))
+    names = (option_of(name), *SHORT.get(name, ()))
     parser.add_argument(*names, action=_VllmOption, nargs=nargs, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _without_key(found: re.Match[str]) -> str:
+    name = found[1].replace("_", "-")
+    return name if name.removeprefix("--") in REFUSED or name in _SHORT_REFUSED else found[0]
 
 
 class _VllmOption(argparse.Action):
