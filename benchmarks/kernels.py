@@ -28,6 +28,7 @@ from attention_cases import library_attentions, ragged
 from orca_bench import estimates
 from orca_bench.circumstances import circumstances, line
 from orca_contract.kv_blocks import BLOCK_SIZE
+from orca_kernels.cpu.heap import keep_freed_memory
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import load
 from orca_kernels.cpu.packed_linear import PackedLinear, packs
@@ -227,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     device = torch.device(parser.parse_args().device)
+    keep_freed_memory()  # as in a rank
     print(f"{line(circumstances(0))}; {torch.get_num_threads()} threads")
     for dtype in (torch.float32, torch.bfloat16):
         print(f"-- {dtype}")

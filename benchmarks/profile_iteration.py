@@ -25,6 +25,7 @@ from orca_bench.circumstances import circumstances, line
 from orca_bench.floors import rates
 from orca_bench.random_models import HIDDEN, LAYERS, VOCABULARY, save_model
 from orca_contract.model_choices import KvCacheDtype, Quantization
+from orca_kernels.cpu.heap import keep_freed_memory
 from orca_kernels.cpu.kernels import CpuAttention, CpuKernels
 from orca_kernels.cpu.packed_linear import PackedLinear
 from orca_kernels.cpu.panel_linear import PanelLinear
@@ -104,6 +105,7 @@ def main() -> None:
         "--sampling", default="{}", help="parameters of all requests: fields of Sampling in engine.proto, as JSON"
     )
     arguments = parser.parse_args()
+    keep_freed_memory()  # as in a rank
     sampling = ParseDict(json.loads(arguments.sampling), pb.Sampling())
     print(line(circumstances(None)))
     size, context, count = arguments.batch_size, arguments.context, arguments.iterations

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     import_torch()  # before the modules that import torch
 
 import torch
-from orca_kernels.cpu.heap import return_freed_memory
+from orca_kernels.cpu.heap import keep_freed_memory, return_freed_memory
 from orca_protos import engine_pb2 as pb
 from orca_protos.faults import MAX_MESSAGE_BYTES, cut
 
@@ -189,6 +189,7 @@ class Rank:
     def _load(self, request: pb.LoadRequest) -> None:
         self._stage = None
         self._stage = Stage(request, self._tensor_rank, self._progress)
+        keep_freed_memory()  # from here on that of activations: the weights are loaded
         self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
 
     def _unload(self) -> None:

@@ -131,6 +131,7 @@ class Stage:
         return_freed_memory()
         torch.cuda.empty_cache()  # no-op without CUDA
         self._run_largest(request.max_tokens)
+        return_freed_memory()  # that of the activations, which are counted below
         config, element = self._config, self._dtype.itemsize
         return blocks_that_fit(
             free_memory(self._device),
