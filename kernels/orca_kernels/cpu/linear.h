@@ -4,6 +4,8 @@
 // sums over the inputs in order, independent of the other rows.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <type_traits>
 
@@ -27,6 +29,10 @@ constexpr int64_t kChunkWords = 3 << 16;
 #else
 constexpr int64_t kChunkWords = 1 << 17;
 #endif
+
+// A thread multiplies rows of its own if it has so many, and if the map has at most so many outputs for each of all rows:
+// every thread reads all weights then.
+constexpr int64_t kOwnRows = 128, kOutputsOfRow = 6;
 
 // The lines of weights that a block of rows fetches into the L2 cache while it multiplies a panel: one for each line that
 // is read. A lone block fetches what it will read soon; of several, each fetches its part of the next panel, so that
@@ -304,18 +310,35 @@ void compute_panel(Blocks &blocks, const uint32_t *words, int64_t panel) {
   for (int64_t block = 0; block < blocks.count; ++block) blocks.compute(words, block, panel);
 }
 
+// Calls `multiply(first_row, rows, threads)`: for all rows with all threads, which share out the panels; or, where there are
+// enough rows, on each thread for rows of its own. A thread then reads what it has packed itself, waits for no other, and
+// its cache holds only its own rows.
+template <typename Call, typename Multiply>
+void share_out(const Call &call, const Multiply &multiply) {
+  const int64_t rows = call.rows;
+  const int threads = omp_get_max_threads();
+  const bool has_own = rows >= threads * kOwnRows && call.outputs <= rows * kOutputsOfRow;
+  if (threads == 1 || !has_own) return multiply(int64_t{0}, rows, threads);
+#pragma omp parallel
+  {
+    const int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
+    const int64_t first = rows * thread / count;
+    multiply(first, rows * (thread + 1) / count - first, 1);
+  }
+}
+
 // `Blocks` divides rows into blocks, packs the rows of a block, and computes its outputs of one panel.
-template <typename Call, typename Blocks = RowBlocks<Call>>
-void linear(const Call &call) {
+template <typename Call, typename Blocks>
+void linear_rows(const Call &call, int64_t first_row, int64_t rows, int threads) {
   constexpr int64_t kMostRows = Blocks::kMostRows;
   const int64_t row_words = Blocks::row_words(call), panels = (call.outputs + kPanel - 1) / kPanel;
   const int64_t chunk = std::max<int64_t>(kMostRows, kChunkWords / row_words / kMostRows * kMostRows);
   static thread_local Lines<uint32_t> memory;  // reused by later calls
-  memory.resize(std::max<size_t>(memory.size(), std::min(chunk, call.rows) * row_words));
+  memory.resize(std::max<size_t>(memory.size(), std::min(chunk, rows) * row_words));
   uint32_t *words = memory.data();
-#pragma omp parallel
-  for (int64_t first = 0; first < call.rows; first += chunk) {
-    Blocks blocks{call, first, std::min(chunk, call.rows - first)};
+#pragma omp parallel num_threads(threads)
+  for (int64_t first = 0; first < rows; first += chunk) {
+    Blocks blocks{call, first_row + first, std::min(chunk, rows - first)};
 #pragma omp for
     for (int64_t block = 0; block < blocks.count; ++block) blocks.pack(words, block);
 #pragma omp for
@@ -323,6 +346,13 @@ void linear(const Call &call) {
       compute_panel(blocks, words, panel);
     }
   }
+}
+
+template <typename Call, typename Blocks = RowBlocks<Call>>
+void linear(const Call &call) {
+  share_out(call, [&](int64_t first_row, int64_t rows, int threads) {
+    linear_rows<Call, Blocks>(call, first_row, rows, threads);
+  });
 }
 
 }  // namespace orca

@@ -47,22 +47,22 @@ struct SegmentCall : Base {
   }
 };
 
-// As `linear` with Blocks<Call>, in segments where rows are long and do not all fit into the cache. All segments but the last
-// one have a multiple of `Blocks<Call>::segment_unit` inputs: whole words, tiles, or groups with a common scale.
+// As `linear_rows` with Blocks<Call>, in segments where rows are long and do not all fit into the cache. All segments but
+// the last one have a multiple of `Blocks<Call>::segment_unit` inputs: whole words, tiles, or groups with a common scale.
 template <typename Call, template <typename> class Blocks>
-void linear_in_segments(const Call &call) {
+void rows_in_segments(const Call &call, int64_t first_of_all, int64_t num_rows, int threads) {
   using Segment = SegmentCall<Call>;
   constexpr int64_t kMostRows = Blocks<Segment>::kMostRows;
   const int64_t row_words = Blocks<Call>::row_words(call);
   const int64_t segments = (row_words + kSegmentWords - 1) / kSegmentWords, unit = Blocks<Call>::segment_unit(call);
   const int64_t most = (call.inputs + segments * unit - 1) / (segments * unit) * unit;
-  const bool few = row_words <= kLongRow || call.rows * row_words <= kChunkWords;
-  if (few || most >= call.inputs) return linear<Call, Blocks<Call>>(call);
+  const bool few = row_words <= kLongRow || num_rows * row_words <= kChunkWords;
+  if (few || most >= call.inputs) return linear_rows<Call, Blocks<Call>>(call, first_of_all, num_rows, threads);
   const int64_t words_of_segment = Blocks<Segment>::row_words(Segment{call, 0, most, 0, 0, 0, nullptr, nullptr});
   const int64_t whole_blocks = std::max<int64_t>(1, kChunkWords / words_of_segment / kMostRows);
-  const int64_t chunk = std::min(call.rows, whole_blocks * kMostRows);
+  const int64_t chunk = std::min(num_rows, whole_blocks * kMostRows);
   const int64_t panels = (call.outputs + kPanel - 1) / kPanel;
-  const int64_t most_panels = std::min(panels, std::max<int64_t>(1, kMostSums / (chunk * kPanel)));
+  const int64_t most_panels = std::min(panels, std::max<int64_t>(1, kMostSums * num_rows / call.rows / (chunk * kPanel)));
   static thread_local Lines<uint32_t> memory;  // reused by later calls
   static thread_local Lines<typename Call::Sum> sums;
   static thread_local Lines<typename Call::Factors> factors;
@@ -72,9 +72,9 @@ void linear_in_segments(const Call &call) {
   uint32_t *words = memory.data();
   const auto kept = reinterpret_cast<typename Segment::Sums>(sums.data());
   typename Call::Factors *of_rows = factors.data();
-#pragma omp parallel
-  for (int64_t first_row = 0; first_row < call.rows; first_row += chunk) {
-    const int64_t rows = std::min(chunk, call.rows - first_row);
+#pragma omp parallel num_threads(threads)
+  for (int64_t done = 0; done < num_rows; done += chunk) {
+    const int64_t first_row = first_of_all + done, rows = std::min(chunk, num_rows - done);
     for (int64_t first_panel = 0; first_panel < panels; first_panel += most_panels) {
       const int64_t end = std::min(panels, first_panel + most_panels);
       for (int64_t first = 0; first < call.inputs; first += most) {
@@ -88,6 +88,13 @@ void linear_in_segments(const Call &call) {
       }
     }
   }
+}
+
+template <typename Call, template <typename> class Blocks>
+void linear_in_segments(const Call &call) {
+  share_out(call, [&](int64_t first_row, int64_t rows, int threads) {
+    rows_in_segments<Call, Blocks>(call, first_row, rows, threads);
+  });
 }
 
 template <typename T>
