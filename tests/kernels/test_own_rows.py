@@ -9,6 +9,7 @@ import torch
 from orca_kernels.cpu.kernels import CpuKernels
 from orca_kernels.cpu.library import SOURCES
 from orca_kernels.interface import LinearMap
+from orca_kernels.low_rank import AdapterRows
 from orca_kernels.quantization import BITS, quantize
 from support.cpu_targets import cpu_target_params, load
 from support.torch_threads import torch_threads
@@ -40,3 +41,21 @@ def test_the_rows_of_several_threads_are_those_of_one(target, dtype, quantizatio
         with torch_threads(count):
             found = linear(x), linear.gelu_tanh(x), linear.add(x, residual.clone())
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target", OWN_PRODUCTS)
+def test_each_row_gets_the_product_of_an_adapter_once(target, dtype):
+    """Sums in place: a row that two threads computed would get the product twice."""
+    low_rank = CpuKernels(load(target), dtype).low_rank(48)
+    low_rank.put(3, torch.randn(8, 48).to(dtype), torch.randn(70, 8).to(dtype))
+    adapters = torch.full((3 * OWN_ROWS + 37,), 3)
+    of_rows = AdapterRows(adapters, [(3, torch.arange(len(adapters)))])
+    x, y = torch.randn(len(adapters), 48).to(dtype), torch.randn(len(adapters), 70).to(dtype)
+    results = []
+    for count in (1, 2, 3):
+        results.append(y.clone())
+        with torch_threads(count):
+            low_rank.add(x, results[-1], of_rows)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

@@ -7,7 +7,7 @@ import argparse
 import pytest
 from orca_master.commands import master, serve
 from orca_master.commands.config_file import with_config_file
-from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES, option_of, refusal, without_keys
+from orca_master.commands.vllm_options import ACCEPTED_FLAGS, REFUSED, VALUES, option_of, refusal, spelled_out
 from orca_master.errors import ConfigurationError
 from orca_protos.command_line import OneLineParser
 
@@ -80,7 +80,6 @@ def test_two_models_are_refused(line, capsys):
         ("--no-enable-auto-tool-choice", "--no-enable-auto-tool-choice: an option of vLLM that ORCA does not have: g"),
         ('--allowed-origins ["*"]', "argument --allowed-origins: '[\"*\"]' is no origin: give the option once for"),
         ("-q awq", "-q: an option of vLLM that ORCA does not have: give --quantization"),
-        ("-cc {}", "--compilation-config: an option of vLLM that ORCA does not have: remove the option: models"),
     ],
 )
 @pytest.mark.parametrize(
@@ -109,20 +108,27 @@ def test_no_option_is_in_two_tables_or_one_of_orca():
 
 
 @pytest.mark.parametrize(
-    ("argument", "without"),
+    ("arguments", "spelled"),
     [
-        ("--compilation-config.level", "--compilation-config"),
+        ("--compilation-config.level 3", "--compilation-config 3"),
         ("--compilation_config.pass_config.x=3.5", "--compilation-config=3.5"),
-        ("-cc.mode=3", "-cc=3"),
-        ("--speculative-config.method=ngram", "--speculative-config=ngram"),
-        ("--port.x=1", "--port.x=1"),
-        ("--chat-template=a.b", "--chat-template=a.b"),
-        ("-O.level=3", "-O.level=3"),
-        ("a.b", "a.b"),
+        ("-cc.mode=3 -cc {}", "--compilation-config=3 --compilation-config {}"),
+        (
+            "-sc.method=ngram -dpl 2 -ep",
+            "--speculative-config=ngram --data-parallel-size-local 2 --enable-expert-parallel",
+        ),
+        ("--port.x=1 -O.level=3 -s -dp 2 a.b", "--port.x=1 -O.level=3 -s -dp 2 a.b"),
+        ("--chat-template=--seed.x", "--chat-template=--seed.x"),
+        ("-cc -- -cc --revision.a", "--compilation-config -- -cc --revision.a"),
     ],
 )
-def test_keys_of_json_values(argument, without):
-    assert without_keys([argument]) == [without]
+def test_short_names_and_keys_of_json_values(arguments, spelled):
+    assert spelled_out(arguments.split()) == spelled.split()
+
+
+def test_what_is_no_option_stays():
+    arguments = ["--seed.x y", "-cc y", "m--seed.x"]
+    assert spelled_out(arguments) == arguments
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class Rank:
     def _load(self, request: pb.LoadRequest) -> None:
         self._stage = None
         self._stage = Stage(request, self._tensor_rank, self._progress)
-        keep_freed_memory()  # from here on that of activations: the weights are loaded
+        keep_freed_memory()  # that of activations; `_unload` returns that of weights
         self._reply(pb.RankReply(load=pb.LoadProgress(facts=self._stage.facts())))
 
     def _unload(self) -> None:

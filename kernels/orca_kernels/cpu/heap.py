@@ -6,8 +6,8 @@ import contextlib
 import ctypes
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of mallopt(3)
-MOST_BYTES = (1 << 31) - 1
-"""The largest value of mallopt."""
+NEVER = -1
+"""The threshold that disables trimming."""
 
 
 def return_freed_memory() -> None:
@@ -17,7 +17,7 @@ def return_freed_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process's heap keep memory of any size until `return_freed_memory`; no-op with other C libraries.
+    """Let this process's heap keep freed memory until `return_freed_memory`; no-op with other C libraries.
 
     By default each tensor of more than 32 MiB, and the end of the heap, return to the system when they are freed. The
     tensors of the next layer then have new pages, which the kernel fills with zeros first.
@@ -25,4 +25,4 @@ def keep_freed_memory() -> None:
     with contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(MMAP_MAX, 0)
-        libc.mallopt(TRIM_THRESHOLD, MOST_BYTES)
+        libc.mallopt(TRIM_THRESHOLD, NEVER)

@@ -27,7 +27,7 @@ from orca_master.commands.options import (
 from orca_master.commands.ports import Ports, bind
 from orca_master.commands.preflight import check, text_command
 from orca_master.commands.topology_file import read_topology
-from orca_master.commands.vllm_options import without_keys
+from orca_master.commands.vllm_options import spelled_out
 from orca_master.endpoint.admin_token import AdminToken
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     add_server_options(parser)
     _add_cluster_options(parser)
     try:
-        arguments = parser.parse_args(with_config_file(without_keys(argv), parser))
+        arguments = parser.parse_args(with_config_file(spelled_out(argv), parser))
         configure_logging(arguments.log_format, arguments.log_level)
         topology = _from_file(parser, arguments) if arguments.topology else _by_hand(arguments)
         check_engine_options(arguments, topology.communication.workers_device)

@@ -40,7 +40,7 @@ from orca_master.commands.options import (
 from orca_master.commands.ports import SIGNALS, Parent, Ports, bind
 from orca_master.commands.preflight import check, check_in_forks, draft_command, model_command, text_command
 from orca_master.commands.serve_parent import MasterProcess, run_beside
-from orca_master.commands.vllm_options import without_keys
+from orca_master.commands.vllm_options import spelled_out
 from orca_master.engine.config import WorkerOwner
 from orca_master.errors import ConfigurationError
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, _leave)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a caller has ignored the signal, the kernel keeps no exit codes
     try:
-        arguments = parser.parse_args(with_config_file(without_keys(argv), parser, "model"))
+        arguments = parser.parse_args(with_config_file(spelled_out(argv), parser, "model"))
         configure_logging(arguments.log_format, arguments.log_level)
         model = model_folder(_model_of(parser, arguments))
         device, backend = devices_in_use(arguments)

@@ -71,15 +71,8 @@ VALUES: Mapping[str, Values] = {
     "tokenizer-mode": Values(("auto", "hf"), "the checkpoint's tokenizer.json is read"),
 }
 
-SHORT: Mapping[str, tuple[str, ...]] = {
-    "compilation-config": ("-cc",),
-    "data-parallel-address": ("-dpa",),
-    "data-parallel-size-local": ("-dpl",),
-    "enable-expert-parallel": ("-ep",),
-    "optimization-level": ("-O",),
-    "speculative-config": ("-sc",),
-}
-"""Further names of options of these tables."""
+SHORT: Mapping[str, tuple[str, ...]] = {"optimization-level": ("-O",)}
+"""Further names of these options."""
 
 DOWNLOAD = "download the model first: orca fetch URI --into DIR"
 CONFIGURATION = "edit config.json in the model's folder"
@@ -148,8 +141,16 @@ REFUSED: Mapping[str, str] = {
 }
 """What to do instead of options that are always refused, with a value or without."""
 
-_KEY = re.compile(r"^(--?[a-z][a-z_-]*)\.[^=]*")
-_SHORT_REFUSED = frozenset(short for name, others in SHORT.items() if name in REFUSED for short in others)
+LONG: Mapping[str, str] = {
+    "-cc": "--compilation-config",
+    "-dpa": "--data-parallel-address",
+    "-dpl": "--data-parallel-size-local",
+    "-ep": "--enable-expert-parallel",
+    "-sc": "--speculative-config",
+}
+"""Short names of refused options. Not the parser's: it would take their beginnings, such as -s, for them."""
+
+_OPTION = re.compile(r"^(--?[a-z][a-z_-]*)(\.[^=\s]*)?(?==|$)")
 
 
 def add_vllm_options(parser: argparse.ArgumentParser) -> None:
@@ -162,12 +163,13 @@ def add_vllm_options(parser: argparse.ArgumentParser) -> None:
         _add(parser, name, "?")
 
 
-def without_keys(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with `--NAME` for `--NAME.KEY`, vLLM's way to set a key of a JSON value, if NAME is refused.
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with the names of refused options as the parser has them, which names the way out.
 
-    The parser then refuses the option with the way out.
+    In place of short names, and of `--NAME.KEY`, vLLM's way to set a key of a JSON value.
     """
-    return [_KEY.sub(_without_key, argument, count=1) for argument in argv]
+    num_options = argv.index("--") if "--" in argv else len(argv)
+    return [*(_OPTION.sub(_long_name, argument, count=1) for argument in argv[:num_options]), *argv[num_options:]]
 
 
 def option_of(name: str) -> str:
@@ -197,9 +199,9 @@ def _add(parser: argparse.ArgumentParser, name: str, nargs: int | str | None) ->
     parser.add_argument(*names, action=_VllmOption, nargs=nargs, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _without_key(found: re.Match[str]) -> str:
-    name = found[1].replace("_", "-")
-    return name if name.removeprefix("--") in REFUSED or name in _SHORT_REFUSED else found[0]
+def _long_name(found: re.Match[str]) -> str:
+    name = LONG.get(found[1], found[1].replace("_", "-"))
+    return name if name.removeprefix("--") in REFUSED else found[0]
 
 
 class _VllmOption(argparse.Action):
