@@ -6,8 +6,6 @@ import platform
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import ctypes, resource
 from orca_kernels.cpu.heap import keep_freed_memory, return_freed_memory
@@ -30,9 +28,9 @@ print(*counts, new_pages())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 def test_freed_memory_is_kept_until_it_is_returned():
+    """With other C libraries than glibc both functions do nothing, and all of this memory is always returned."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     first, second, begun, kept, returned = map(int, done.stdout.split())
     assert min(first, second, begun, returned) >= 30  # huge pages; 16,384 of the usual ones
-    assert kept < 20
+    assert kept < 20 if platform.libc_ver()[0] == "glibc" else kept >= 30

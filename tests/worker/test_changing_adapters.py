@@ -138,6 +138,17 @@ def test_no_refusal_of_a_rank_shows_the_path_of_the_folder(checkpoint, tmp_path)
         stage.adapters.change(change((), 2, "nan"))
 
 
+def test_memory_returns_when_an_adapter_leaves(checkpoint, tmp_path, monkeypatch):
+    variant = "llama-gqa-tied"
+    make_adapter(tmp_path / "1", variant, 1, 4, ALL)
+    stage = formed(load_request(checkpoint(variant), str(tmp_path)))
+    stage.adapters.change(change((), 1, "1"))
+    returned: list[str] = []
+    monkeypatch.setattr(changing_adapters, "return_freed_memory", lambda: returned.append("heap"))
+    stage.adapters.change(change(()))
+    assert returned == ["heap"]
+
+
 @pytest.mark.parametrize(
     "error",
     [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")],

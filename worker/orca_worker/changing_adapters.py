@@ -44,6 +44,7 @@ class ChangingAdapters:
         for number in leaving:
             self._maps.remove(number)
             del self._present[number]
+        _return_memory()  # of these adapters, and of activations
         if request.HasField("loaded") and adapter.number not in self._present:
             read = read_runtime_adapter(adapter, self._loaded.request)
             with shown_below(self._loaded.request):
@@ -80,7 +81,6 @@ class ChangingAdapters:
 
     def _check_room(self, adapter: Adapter) -> None:
         """Raise ModelError if the free memory does not hold this rank's part of an adapter."""
-        _return_memory()  # of the adapters that have left, and of activations
         request, device = self._loaded.request, self._loaded.device
         needed = COPIES * adapter.num_values * self._loaded.dtype.itemsize // request.pipeline_parallel_size
         free = free_memory(device)
